@@ -1,8 +1,8 @@
 """Rows about jobs on etcd, compared with the same jobs at an embedded coordinator.
 
 One turn runs both alternately, so both see the same machine; its sample is the ratio of their
-medians. etcd is a real one, with its data on a disk, on the same machine as all agents. Its round
-trip is that of a small write.
+medians. etcd runs on the same machine as all agents, with its data on a disk. The round trip is the
+time of a small write.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _jobs = itertools.count()
 
 
 def measure_form(count: int, lab: Lab, launcher: str) -> Samples:
-    """From the start of the agents to the last worker's first line."""
+    """Measure from the start of the agents to the last worker's first line."""
     del launcher
     embedded: list[float] = []
     on_etcd: list[float] = []
@@ -61,7 +61,7 @@ def measure_form(count: int, lab: Lab, launcher: str) -> Samples:
 
 
 def measure_restart(count: int, lab: Lab, launcher: str) -> Samples:
-    """Kill workers one after the other; from each kill to the last worker's first line."""
+    """Kill workers one after the other; measure from each kill to the last worker's first line."""
     del launcher
     with EtcdServer() as server:
         trip_s = _round_trip_s(server.get_client())
@@ -69,7 +69,10 @@ def measure_restart(count: int, lab: Lab, launcher: str) -> Samples:
 
 
 def measure_ha_form(count: int, lab: Lab, launcher: str) -> Samples:
-    """From the start of the last agent to all in user code; three agents run the members."""
+    """Measure from the start of the last agent until all workers run user code.
+
+    Three of the agents run etcd's members.
+    """
     del launcher
     with Nodes(lab, HOLDFAST, f"{count}:{count}", flags=_ha_flags()) as job:
         agents = job.start(count)
@@ -101,7 +104,10 @@ def measure_writes(lab: Lab, launcher: str) -> Samples:
 
 
 def measure_lost(lab: Lab, launcher: str) -> Samples:
-    """SIGKILL one of three agents of `2:3`, one that leads and one that does not; defaults."""
+    """Kill one of the three agents of a `2:3` job: in one run a follower, in another the leader.
+
+    All timeouts have their defaults.
+    """
     del launcher
     with EtcdServer() as server:
         return {
@@ -111,7 +117,7 @@ def measure_lost(lab: Lab, launcher: str) -> Samples:
 
 
 def measure_lost_member(lab: Lab, launcher: str) -> Samples:
-    """With `--ha`, SIGKILL the agent that leads, with the member that leads etcd below it."""
+    """With `--ha`, kill the leading agent whose etcd member is also the leader of etcd."""
     del launcher
     where = [f"127.0.0.1:{port}" for port in free_pairs(3)]
     name = f"bench-{next(_jobs)}"
@@ -128,7 +134,7 @@ def _lost_s(lab: Lab, flags: tuple[str, ...], where: list[str], *, leads: bool) 
             _summary, name = read_job(client, flags[-1])
         leader = next(one for one in job.agents if str(one.pid) in name.split("-"))
         if len(where) > 1:
-            _give_office(job, leader, where)
+            _move_etcd_leader(job, leader, where)
         time.sleep(random.uniform(*PAUSE_S))
         victim = leader if leads else next(one for one in job.agents if one is not leader)
         since_ns = victim.kill()
@@ -137,8 +143,8 @@ def _lost_s(lab: Lab, flags: tuple[str, ...], where: list[str], *, leads: bool) 
         return (max(one.reached_ns for one in starts) - since_ns) / NS_PER_S
 
 
-def _give_office(job: Nodes, to: Agent, where: list[str]) -> None:
-    """Make the member below an agent the leader of etcd, whose loss is the worst case."""
+def _move_etcd_leader(job: Nodes, to: Agent, where: list[str]) -> None:
+    """Make an agent's etcd member the leader of etcd, because its loss is the worst case."""
     below = descendants_of(to.pid)
     status = {one: _asked(one, "/v3/maintenance/status", {}) for one in where}
     for one, its in status.items():
@@ -151,7 +157,7 @@ def _give_office(job: Nodes, to: Agent, where: list[str]) -> None:
             if its["leader"] != target:
                 _asked(of, "/v3/maintenance/transfer-leadership", {"targetID": target})
             return
-    raise BenchmarkError(f"the leader has no member of the cluster{job.words()}")
+    raise BenchmarkError(f"the leader has no member of the cluster{job.output_ends()}")
 
 
 def _asked(endpoint: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -207,7 +213,7 @@ def _kill_one(job: Nodes, node: int, count: int) -> float:
 def _writes(
     lab: Lab, count: int, server: EtcdServer, client: EtcdClient
 ) -> tuple[float, float, float]:
-    """Return the writes of the first round, of a second in which nothing happens, of a restart."""
+    """Return the number of writes for the first round, in an idle second, and for a restart."""
     flags = ("--max-restarts", "1", *_flags(server))
     with Nodes(lab, HOLDFAST, f"{count}:{count}", flags=flags) as job:
         before = _revision(client)

@@ -33,7 +33,7 @@ class Summary:
         if len(samples) == 1:
             (only,) = samples
             return cls(1, only, only, only, only, only)
-        if NEVER in samples:  # There is no number between two samples then: take one of them.
+        if NEVER in samples:  # `NEVER` has no mean with a number, so each quantile is a sample.
             ordered, last = sorted(samples), len(samples) - 1
             quartile1, quartile3 = ordered[last // 4], ordered[(last * 3 + 3) // 4]
             median = ordered[(last + 1) // 2]

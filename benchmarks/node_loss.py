@@ -73,6 +73,6 @@ def _wait_until_listed(job: Nodes, agent: Agent) -> None:
     deadline = time.monotonic() + CONNECT_S_MAX
     while not job.has_connected(agent):
         if time.monotonic() > deadline:
-            raise BenchmarkError(f"the standby did not connect{job.words()}")
+            raise BenchmarkError(f"the standby did not connect{job.output_ends()}")
         time.sleep(LOOK_AGAIN_S)
     time.sleep(LISTED_S)

@@ -78,7 +78,7 @@ class Agent:
         return self.process.poll()
 
     def kill(self) -> int:
-        """SIGKILL the agent with all its processes, as a machine that fails; return when, in ns."""
+        """SIGKILL the agent and all its processes, as if its machine failed; return when, in ns."""
         below = descendants_of(self.pid)
         at_ns = time.monotonic_ns()
         for pid in (self.pid, *below):
@@ -207,11 +207,11 @@ class Nodes:
     def formed(
         self, count: int, *, since_ns: int = 0, within_s: float = START_S_MAX
     ) -> list[Start]:
-        """Wait until the first `count` agents run their workers in one world, or fail loudly."""
+        """Wait until the first `count` agents run their workers in one world; raise on timeout."""
         try:
             return self.wait_for(self.agents[:count], since_ns=since_ns, within_s=within_s)
         except NotReached as problem:
-            raise BenchmarkError(f"{self._launcher}: {problem}{self.words()}") from None
+            raise BenchmarkError(f"{self._launcher}: {problem}{self.output_ends()}") from None
 
     def take(self) -> None:
         """Read the starts that have arrived."""
@@ -242,7 +242,7 @@ class Nodes:
         """Whether an agent has a connection to the endpoint."""
         return bool(sockets(ESTABLISHED, self.port, of_peer=True) & open_files(agent.pid))
 
-    def words(self) -> str:
+    def output_ends(self) -> str:
         """Return the end of all agents' output, for an error message."""
         each = [f"\n--- agent {one.node}:\n{one.said()[-SAID_CHARS_MAX:]}" for one in self.agents]
         return "".join(each)

@@ -1,12 +1,12 @@
 """Rows about output: how fast `--tee 3` forwards it, and whether every line arrives whole.
 
-Speed is what the workers wrote, in MB, over the time from the first worker's first line to the
-end of the command, and, as a second figure, to the last byte on the console: the first includes
-how long a launcher takes to notice the end, the second does not. The console, stdout and stderr
-together, is a pipe that is read as fast as it fills.
+Speed is the number of MB that the workers wrote, divided by a time that begins with the first
+worker's first line. The first figure ends when the command exits, so it includes how long a
+launcher takes to notice the end. The second figure ends with the last byte on the console. The
+console (stdout and stderr together) is a pipe that is read as fast as it fills.
 
-The bare processes write to that pipe themselves, without prefixes and log files: as fast as this
-machine can.
+The bare processes write to that pipe themselves, without prefixes and log files. They show how
+fast this machine is.
 """
 
 from __future__ import annotations

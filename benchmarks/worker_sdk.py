@@ -1,6 +1,6 @@
 """Rows about the cost of `holdfast.worker` calls; Holdfast only.
 
-`workers/sdk_calls.py` makes the calls, in a process and to a page as a worker has them.
+`workers/sdk_calls.py` makes the calls, in a process with a page like a worker's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CALL_NS_MAX = 1_000
 
 
 def measure_calls(lab: Lab, _: str) -> Samples:
-    """The lowest cost of one call, of several series."""
+    """Return the cost of one call in the cheapest of several series."""
     found = lab.figures_of("sdk_calls.py", (CALLS, REPEATS), CALLS_S_MAX)
     return {name: [value] for name, value in found.items()}
 

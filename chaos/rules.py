@@ -20,7 +20,7 @@ ALIVE = ("start", "step", "saving", "failing", "done")
 # Faults that are charged as a restart.
 CHARGED = ("kill worker", "fail worker", "kill keeper")
 BUG = 70
-# Faults that cost nothing with default settings, and the time in which they could.
+# The longest freeze that costs nothing with default settings, and how long after a fault its cost would show.
 FREEZE_S_MAX = 2.0
 SMALL_S = 4.0
 SHOWN_MAX = 3

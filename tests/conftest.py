@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite-scenarios",
         action="store_true",
-        help="write what the machines do now into the transcripts, instead of comparing",
+        help="write the present behaviour of the machines into the transcripts, instead of comparing",
     )
     parser.addoption(
         "--screenshots",

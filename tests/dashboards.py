@@ -27,7 +27,7 @@ def await_agents(*pids: int) -> str:
     """Wait until these agents can be found on this machine; return the run id of their job."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        # Not in this process, because a browser's driver may run a loop here.
+        # In a separate process, because a browser's driver may run an event loop in this one.
         listed = subprocess.check_output([*HOLDFAST, "ps", "--json"], text=True)
         found = [json.loads(line) for line in listed.splitlines()]
         ours = [str(one["job"]) for one in found if one["pid"] in pids]
@@ -116,7 +116,7 @@ class Dashboard:
         return self.send("GET", path, {"Cookie": self.cookie, **(headers or {})})
 
     def post(self, path: str, body: object, headers: Mapping[str, str] | None = None) -> Answer:
-        """Send a changing request as a logged-in page does, without headers that are empty."""
+        """Send a request that changes something, as a logged-in page does; omit empty headers."""
         sent = {
             "Cookie": self.cookie,
             "Origin": self.origin,

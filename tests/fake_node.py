@@ -1,7 +1,7 @@
 """Nodes that apply the decisions of `core.rounds`, for its tests.
 
 A `FakeNode` has the same state as a real node (`core.session`) and nothing more. It is plain data, so that whole
-worlds of nodes can be copied and compared. Its workers start the moment it reports them. They stop when its view
+worlds of nodes can be copied and compared. Its workers start when it reports them. They stop when its view
 says so, unless the node is slow.
 """
 

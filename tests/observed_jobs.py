@@ -1,6 +1,6 @@
 """Real jobs with one node whose output, ports and files are observed while they run.
 
-Expected changes without a notification are polled for: `ObservedJob.prints`, `until`.
+Nothing notifies a test of a change, so `ObservedJob.prints` and `until` poll for it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def until(look: Callable[[], Found | None]) -> Found:
     """Poll until something is found, and return it."""
     deadline = time.monotonic() + PATIENCE_S
     while (found := look()) is None:
-        assert time.monotonic() < deadline, "it did not come"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(LOOK_AGAIN_S)
     return found
 

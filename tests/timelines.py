@@ -127,9 +127,10 @@ class Timeline:
 def one_restart(text: str = "no data") -> Timeline:
     """A node whose worker 1 fails at 30; the steps since 20 are repeated.
 
-    It meets until 2, starts until 3, makes its first step at 5 and one each second. Rank 1 fails with
-    step 25; the agent begins to stop the others at 31, has stopped them at 33, met again at 34,
-    started at 35 and made the first step, the 16th, at 38. Step 30 is the last, at 52.
+    Its rendezvous ends at 2 and its start at 3; the first step ends at 5, and one step each second
+    after it. Rank 1 fails in step 25. The agent begins to stop the others at 31 and has stopped them
+    at 33; the next rendezvous ends at 34, the start at 35, and the first step (the 16th) at 38.
+    Step 30 is the last, at 52.
     """
     node = Timeline()
     node.run()

@@ -153,8 +153,8 @@ class Fleet:
         self._poll = select.epoll()
         self._by_fd: dict[int, Agent] = {}
         self._beats: deque[tuple[float, Agent]] = deque()
-        self._told: dict[int, int] = {}
-        self._through = 0  # Handshakes that are done.
+        self._agents_told: dict[int, int] = {}
+        self._handshakes = 0  # Handshakes that are done.
 
     def form(self) -> float:
         """Connect all agents; return when the last one learned that it is a member."""
@@ -163,13 +163,13 @@ class Fleet:
             self._by_fd[agent.link.fileno()] = agent
             self._poll.register(agent.link, select.EPOLLIN)
             self._beats.append((time.monotonic() + BEAT_S, agent))
-            while len(self._by_fd) - self._through >= IN_FLIGHT:
+            while len(self._by_fd) - self._handshakes >= IN_FLIGHT:
                 self._step(0.1)
-        return self.told(0)
+        return self.wait_for_generation(0)
 
-    def told(self, generation: int) -> float:
+    def wait_for_generation(self, generation: int) -> float:
         """Wait until all agents have learned of a generation; return the time."""
-        while self._told.get(generation, 0) < len(self.agents):
+        while self._agents_told.get(generation, 0) < len(self.agents):
             self._step(0.1)
         return time.monotonic()
 
@@ -190,11 +190,11 @@ class Fleet:
         wait_s = min(wait_s, self._beats[0][0] - now)
         for fd, _ in self._poll.poll(max(0.0, wait_s)):
             agent = self._by_fd[fd]
-            was_through = agent.handshake.done
+            was_done = agent.handshake.done
             if agent.read():
-                told = self._told
+                told = self._agents_told
                 told[agent.generation] = told.get(agent.generation, 0) + 1
-            self._through += agent.handshake.done and not was_through
+            self._handshakes += agent.handshake.done and not was_done
 
 
 def measure(fleet: Fleet, server: int, pause_s: float) -> dict[str, object]:
@@ -206,7 +206,7 @@ def measure(fleet: Fleet, server: int, pause_s: float) -> dict[str, object]:
         fleet.rest(pause_s)
         cpu_s, began = cpu_s_of(server), time.monotonic()
         fleet.agents[generation * len(fleet.agents) // (RESTARTS + 1)].fail()
-        restarts_s.append(fleet.told(generation) - began)
+        restarts_s.append(fleet.wait_for_generation(generation) - began)
         restarts_cpu_s.append(cpu_s_of(server) - cpu_s)
     return {
         "formed_s": formed_s,

@@ -34,14 +34,14 @@ CALL_S = 60.0  # A large value takes long if many tests run at once.
 
 # The tests that a store of torch does not pass, each with its reason.
 GAPS = {
-    "queues": {"FileStore": "it says that they are not implemented"},
+    "queues": {"FileStore": "it reports that they are not implemented"},
     "listed keys": {"FileStore": "its own keys are listed too, without their first letters"},
-    "deletion of nothing": {"FileStore": "it says that a missing key was deleted"},
-    "waits ended by add": {"HashStore": "only the end of its time ends such a wait"},
-    "extended api": {"FileStore": "it says that it has none, and has it"},
+    "deletion of nothing": {"FileStore": "it reports that a missing key was deleted"},
+    "waits ended by add": {"HashStore": "such a wait ends only by its timeout"},
+    "extended api": {"FileStore": "it reports that it has none, but has it"},
     "own times": {
-        "FileStore": "it looks at the clock once a second",
-        "PrefixStore": "it has a time of its own for barriers, which cannot be set",
+        "FileStore": "it checks the clock once a second",
+        "PrefixStore": "its barriers have a timeout of their own, which cannot be set",
     },
 }
 

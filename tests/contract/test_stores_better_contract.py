@@ -70,7 +70,7 @@ def test_queue_is_not_a_value(store: Any) -> None:
 def test_barrier_can_be_reused(store: Any) -> None:
     came: list[int] = []
 
-    def come(number: int, mine: Any) -> list[int]:
+    def arrive(number: int, mine: Any) -> list[int]:
         seen = []
         for _ in range(3):
             came.append(number)
@@ -79,7 +79,7 @@ def test_barrier_can_be_reused(store: Any) -> None:
         return seen
 
     with ThreadPoolExecutor(3) as pool:
-        for seen in pool.map(come, range(3), [store.clone() for _ in range(3)]):
+        for seen in pool.map(arrive, range(3), [store.clone() for _ in range(3)]):
             # A thread may check late after the barrier, but never early.
             assert all(count >= 3 * (turn + 1) for turn, count in enumerate(seen))
     assert store.get("here") == b"3"

@@ -186,7 +186,7 @@ def session(name: str, incarnation: int) -> SharedStateSession:
     )
 
 
-def go_on(one: SharedStateSession, state: bytes) -> bytes | None:
+def run_node(one: SharedStateSession, state: bytes) -> bytes | None:
     """Run a node with a state for a while; return the resulting state, or None if it refuses the state."""
     now = 0.0
     for phase in (NodePhase.READY, NodePhase.RUNNING, NodePhase.FAILED, NodePhase.LEAVING):
@@ -220,7 +220,7 @@ def test_any_shared_state_is_used_or_refused(data: DataObject) -> None:
         event("refused")
         return
     for name, incarnation in (("a", 1), ("b", 2), ("z", 99)):
-        after = go_on(session(name, incarnation), state)
+        after = run_node(session(name, incarnation), state)
         if after is not None:
             decode(after)
     event("gone on with")

@@ -109,7 +109,7 @@ def read_all(reads: list[bytes], limit: int) -> tuple[list[bytes], type[Exceptio
     return bodies, None
 
 
-def by_the_book(stream: bytes, limit: int) -> tuple[list[bytes], type[Exception] | None]:
+def reference_read(stream: bytes, limit: int) -> tuple[list[bytes], type[Exception] | None]:
     """A simple reference implementation, for comparison."""
     bodies: list[bytes] = []
     while len(stream) >= HEADER_BYTES:
@@ -131,9 +131,9 @@ def test_any_bytes_in_any_pieces_are_parsed_or_refused(
     stream: bytes, sizes: list[int], limit: int
 ) -> None:
     bodies, fault = read_all(cut(stream, sizes), limit)
-    assert (bodies, fault) == by_the_book(stream, limit)
+    assert (bodies, fault) == reference_read(stream, limit)
     for body in bodies:
-        judge(body)
+        check_body(body)
 
 
 @untimed
@@ -145,7 +145,7 @@ def test_messages_survive_a_round_trip(sent: list[Message], sizes: list[int]) ->
     assert [decode(body) for body in bodies] == sent
 
 
-def judge(body: bytes) -> None:
+def check_body(body: bytes) -> None:
     """Decode a body that may be broken. What is accepted must be a message like any other."""
     message = outcome(decode, body)
     early = outcome(decode_handshake, body)
@@ -166,7 +166,7 @@ def judge(body: bytes) -> None:
 @untimed
 @given(st.binary(max_size=200))
 def test_any_body_is_a_message_or_refused(body: bytes) -> None:
-    judge(body)
+    check_body(body)
 
 
 @st.composite
@@ -192,7 +192,7 @@ def spoiled(draw: st.DrawFn) -> bytes:
 @settings(untimed, max_examples=400)
 @given(spoiled())
 def test_corrupted_message_is_valid_or_refused(body: bytes) -> None:
-    judge(body)
+    check_body(body)
 
 
 @st.composite
@@ -217,7 +217,7 @@ def misfit(draw: st.DrawFn) -> bytes:
 @example(msgspec.msgpack.encode({"type": "\t"}))  # `quoted` turns a tab into a blank.
 @given(misfit())
 def test_message_with_a_field_of_another_type_is_valid_or_refused(body: bytes) -> None:
-    judge(body)
+    check_body(body)
 
 
 @untimed
@@ -254,7 +254,7 @@ def message_in(frame: bytes) -> Message:
     return decode(body_in(frame))
 
 
-def shake(client: ClientHandshake, server: ServerHandshake) -> None:
+def run_handshake(client: ClientHandshake, server: ServerHandshake) -> None:
     challenge = server.receive(body_in(client.start()))
     proof = client.receive(body_in(challenge))
     welcome = server.receive(body_in(proof))
@@ -269,7 +269,7 @@ def test_handshake_succeeds_only_with_equal_tokens(
     if alike:
         theirs = mine
     client, server = ClientHandshake(mine, run_id=run_id), ServerHandshake(theirs)
-    refused = outcome(shake, client, server)
+    refused = outcome(run_handshake, client, server)
     assert client.done is server.done is (mine == theirs)
     if mine != theirs:
         assert isinstance(refused, HandshakeRefused)
@@ -378,7 +378,7 @@ def test_only_sealed_frames_are_accepted_and_in_order(
     bodies: list[bytes], done: list[tuple[str, int]]
 ) -> None:
     client, server = ClientHandshake(b"token"), ServerHandshake(b"token")
-    shake(client, server)
+    run_handshake(client, server)
     assert server.seals is not None
     sent, others = (
         [machine.seals[0].seal(framed(body)) for body in bodies]  # type: ignore[index]

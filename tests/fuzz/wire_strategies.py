@@ -1,7 +1,7 @@
 """Arbitrary messages, generated from their types.
 
 `msgspec.inspect` describes every struct, so new messages and fields are included automatically. Names and messages for
-users are printable, which no type expresses.
+users are printable; the types do not say so.
 """
 
 from __future__ import annotations

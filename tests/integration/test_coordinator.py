@@ -158,7 +158,7 @@ def test_store_is_shared_between_nodes() -> None:
             mine, yours = first.store("round 0"), second.store("round 0")
             setting = threading.Timer(0.05, yours.set, ("late", "value"))
             setting.start()
-            assert mine.get("late") == b"value"  # It waited for it.
+            assert mine.get("late") == b"value"  # The call waited for the key.
             setting.join()
             assert mine.add("count", 2) == 2
             assert yours.add("count", 3) == 5

@@ -54,8 +54,8 @@ def test_killing_agent_or_keeper_kills_all_processes(tmp_path: Path, victims: st
             "keeper": [keeper],
         }[victims]
         if victims == "agent and leaders":
-            # So that no process reacts in between: neither the agent to the exit of leaders, nor the keeper, which
-            # would kill the leaders, to the exit of the agent.
+            # Stop the agent first. Otherwise it could react to the exit of the leaders before it is killed, or the
+            # keeper could kill the leaders after the agent's exit.
             os.kill(job.agent.pid, signal.SIGSTOP)
         for pid in doomed:
             os.kill(pid, signal.SIGKILL)

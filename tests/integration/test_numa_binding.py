@@ -1,4 +1,4 @@
-"""Workers of every kind run on the CPUs that were selected for them, and the agent does not.
+"""Every kind of worker runs only on the CPUs that were selected for it; the agent is not bound.
 
 The machine is synthetic, but has two CPUs of this machine, each with a NUMA node and a GPU.
 """

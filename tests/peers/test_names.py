@@ -45,14 +45,14 @@ NOT_FOR_US = {
     )
 }
 
-PLATFORM = "what the module found out about its platform; nothing to call"
+PLATFORM = "the result of the module's platform detection; nothing to call"
 LOGGER = "the module's own logger"
 ALIAS = "a type alias for the module's own annotations, not exported"
 VARIABLE = "a type variable for the module's own annotations, not exported"
 STACK = "names the calling function for the module's own log lines, not exported"
 PAUSE = "the pause before its own next attempt to change a key, not exported"
 STEP = "a step of its protocol, in which every node changes one state; here one node decides"
-FOLDER = "what is stored for a version lies on a lease that is kept without being asked"
+FOLDER = "the data of a version is on a lease that is renewed automatically"
 TIME = "a time of its protocol; the lease here is keep_alive_interval x keep_alive_max_attempt"
 HOOK = "a hook between PContext and its two kinds; exits are not polled here"
 

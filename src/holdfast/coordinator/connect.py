@@ -414,7 +414,7 @@ def _is_tls_fault(error: Exception) -> bool:
 def _describe(error: Exception | None) -> str:
     """Return the text of a system error."""
     number = (error.errno or 0) if isinstance(error, OSError) else 0
-    # With a number asyncio words it differently; numbers below 0 come from the resolver.
+    # If there is an error number, use the system's text, not asyncio's. Numbers below 0 come from the resolver.
     if number > 0:
         text = os.strerror(number)
     else:

@@ -27,8 +27,8 @@ PROBE_S = 5.0
 """How often a coordinator checks whether it was replaced. With a higher value, a replaced coordinator that is
 reachable again continues for longer with the nodes that it still has."""
 FIRST_PROBE_S = 1.0
-"""How long the first check may take. A running machine responds immediately; a machine that is down may stay
-down."""
+"""How long the first check may take. A running machine responds immediately; one that is down may never
+respond."""
 
 
 class EndpointList:

@@ -1,7 +1,7 @@
 """The stores that a coordinator keeps for its jobs: `JobStores`, without a clock or a socket.
 
 Each job has scopes (a round, a generation), and each scope has its own keys. The stores are for ranks, addresses
-and similar values, not for data. Everything has a limit; the result of a call beyond a limit is the reason.
+and similar values, not for data. Everything has a limit; a call beyond a limit fails, and its result has the reason.
 The stores are lost with the coordinator; `membership.coordinator_store` repeats calls that still wait.
 
 ::

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     Place = tuple[str, str]
     """A run id and a node."""
 
-EVENTS_KEPT_MAX = 256  # Of each job.
-GATHER_S = 0.1  # Events within this time go to subscribers together.
+EVENTS_KEPT_MAX = 256  # The limit of each job.
+GATHER_S = 0.1  # Events within this time are sent to subscribers together.
 SUBSCRIPTIONS_MAX = 4_096
 SUBSCRIPTIONS_EACH_MAX = 16
 """The limit of one connection."""

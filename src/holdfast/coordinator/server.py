@@ -140,7 +140,7 @@ class CoordinatorServer:
         self._operators_swept_at = self._loop.time()
         self._token = token
         self._place = place
-        self._only_job = run_id  # With a job's token.
+        self._only_job = run_id  # The only job, if the token is that of a job.
         self._chosen_job = only_job
         self._port: int = listener.getsockname()[1]
         self._advertised_port = advertised_port

@@ -2,10 +2,11 @@
 
 Changes are transactions, waits are watches; `store_layout` lists the keys used in etcd.
 
-- With `ttl_s`, written keys exist while the store or a clone of it is open; etcd deletes them that many seconds
-  after `close` or the end of the process. Without it they stay forever. The last writer of a key decides.
-- If etcd is lost during a call, the call raises `DistNetworkError`, and may have been performed or not; only
-  waits continue.
+- With `ttl_s`, written keys exist while the store or a clone of it is open; etcd deletes them `ttl_s` seconds
+  after `close` or the exit of the process. Without it they stay forever. The last writer of a key determines
+  its lifetime.
+- If etcd is lost during a call, the call raises `DistNetworkError`; it may have been performed. Only waits
+  continue.
 - By default etcd accepts no value above 1.5 MiB (its `--max-request-bytes`).
 """
 
@@ -49,26 +50,26 @@ if TYPE_CHECKING:
     from holdfast.etcd.sync_client import EtcdClient
 
 TXN_OPS_MAX = 128
-"""In one transaction; etcd's default limit."""
+"""Operations per transaction; etcd's default limit."""
 TXN_BYTES_MAX = 1024 * 1024
-"""Of values in one transaction; etcd's default limit is 1.5 MiB."""
+"""Bytes of values per transaction; etcd's default limit is 1.5 MiB."""
 ATTEMPTS_MAX = 1000
 """How often a change is retried because another writer was faster; then an error is raised."""
 PAUSE_S_MIN, PAUSE_S_MAX = 0.005, 0.4
-"""The range of the longest random pause between attempts; shorter pauses cost many writers more attempts."""
+"""The maximum of the random pause between attempts. With shorter pauses many writers need more attempts."""
 AWAY_PAUSE_S_MIN, AWAY_PAUSE_S_MAX = 0.01, 1.0
 """The pause between two attempts to watch while etcd is unreachable."""
 READ_S_MIN = 3.0
-"""The least limit of a read, even if less of the timeout is left."""
+"""The minimum limit of a read, even if less of the timeout is left."""
 NEXT_S_MAX = 3600.0
-"""The longest single wait for a watch; some timeouts exceed what a clock can count."""
+"""The longest single wait for a watch, since some timeouts exceed the range of a clock."""
 
 T = TypeVar("T")
 Found = KeyValue | None
 
 
 class RangeRead(NamedTuple):
-    """What a range held, at a revision of etcd."""
+    """The content of a range at a revision."""
 
     found: tuple[KeyValue, ...]
     revision: int
@@ -77,9 +78,9 @@ class RangeRead(NamedTuple):
 class Transactions:
     """The transactions of one store, with the errors that stores raise.
 
-    A change is computed from what was read, provided that this has not changed meanwhile; otherwise it is computed
-    again from the new content. One writer of a key wins at a time; the others pause for random, growing
-    times, so that all succeed.
+    A change is computed from the content that was read. If the content has changed meanwhile, the change is
+    computed again. If several writers change a key, one succeeds at a time; the others pause for random,
+    growing times, so that all succeed in the end.
     """
 
     def __init__(self, client: EtcdClient, lease: KeptLease | None) -> None:
@@ -94,7 +95,7 @@ class Transactions:
     def read(
         self, ranges: Sequence[KeyRange], *, keys_only: bool = False, limit_s: float | None = None
     ) -> list[RangeRead]:
-        """Read ranges: at one moment, if they fit one transaction."""
+        """Read ranges, atomically if they fit one transaction."""
         reads: list[RangeRead] = []
         for begin in range(0, len(ranges), TXN_OPS_MAX):
             some = ranges[begin : begin + TXN_OPS_MAX]
@@ -107,7 +108,7 @@ class Transactions:
         return _first(self.read([place])[0].found)
 
     def write(self, values: dict[KeyRange, bytes]) -> None:
-        """Write keys: all at one moment, if they fit one transaction."""
+        """Write keys, atomically if they fit one transaction."""
         for some in _portions(values):
             self.transact(success=some)
 
@@ -117,12 +118,12 @@ class Transactions:
         decide: Callable[[list[Found]], tuple[Sequence[Op], T]],
         known: Sequence[Found] | None = None,
     ) -> tuple[T, TxnDone | None]:
-        """Change keys, as if there were no other writer.
+        """Change keys atomically.
 
-        `decide` receives the content of the keys and returns operations and an outcome; it may be called many
-        times, and the last outcome counts. If nothing is `known`, it is first called as if no key
-        existed, since many changes are the first. Returns the outcome, and etcd's response if
-        anything was done.
+        `decide` receives the content of the keys and returns operations and an outcome. It may be called
+        many times; the last outcome counts. If nothing is `known`, it is first called as if no key existed,
+        because many changes are the first. Returns the outcome, and etcd's response if there were
+        operations.
         """
         found: list[Found] = [None] * len(places) if known is None else list(known)
         for attempt, pause_s in enumerate(_pauses()):
@@ -198,12 +199,11 @@ def _portions(values: dict[KeyRange, bytes]) -> Iterator[list[Put]]:
 
 
 class Wait:
-    """Waits for keys: by a watch on one that is missing, not by polling.
+    """Waits for keys with a watch on a missing key, without polling.
 
-    It waits for missing keys one after the other; when none is left, one read of all shows whether they exist at
-    the same time. If a watch ends, the wait reads what happened in between and opens another. So an etcd
-    that restarts, or compacts its history, costs only the time it is down; only the first read must
-    succeed.
+    It waits for missing keys one after the other. When none is missing, one read of all keys shows whether
+    they exist at the same time. If a watch ends, the wait reads the keys again and opens another watch. So
+    it survives a restart of etcd or a compaction of its history; only the first read must succeed.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Wait:
         self._was_there = False
 
     def result(self) -> dict[str, KeyValue]:
-        """Return what each range holds, once all hold an accepted value.
+        """Return the content of each range, once all have an accepted value.
 
         Raises `StoreTimeoutError` naming the missing ones at the timeout. May be called again within the
         same time.
@@ -244,8 +244,8 @@ class Wait:
             missing = [name for name in reads if name not in there]
             if not missing and len(reads) == len(self._ranges):
                 seen = {name: one.create_revision for name, one in there.items()}
-                # More keys than fit one transaction are read twice: those present both times, and
-                # not created anew, were present in between, all at the same time.
+                # Keys that do not fit one transaction are read twice. If all were present both times and
+                # none was created again, all were present at the same time in between.
                 if len(reads) <= TXN_OPS_MAX or seen == seen_before:
                     return there
                 seen_before = seen
@@ -384,19 +384,19 @@ class EtcdStore:
         self._closes_client = closes_client
         self._keys = StoreKeys(prefix)
         self._calls = Transactions(client, lease)
-        # What a store has written is not kept for ever if it is garbage-collected, not closed.
+        # Release the lease even if the store is garbage-collected without `close`.
         self._end = weakref.finalize(self, lease.release if lease else _nothing)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Give a key a value."""
+        """Set the value of a key."""
         self.multi_set([key], [value])
 
     def get(self, key: str) -> bytes:
-        """Return a key's value, waiting for it to have one."""
+        """Return the value of a key, after waiting until it has one."""
         return self.multi_get([key])[0]
 
     def add(self, key: str, num: int) -> int:
-        """Add to a counter, 0 at first, and return what it is now."""
+        """Add to a counter, which starts at 0, and return its new value."""
         place = self._keys.value(key)
 
         def decide(found: list[Found]) -> tuple[list[Op], int]:
@@ -406,19 +406,19 @@ class EtcdStore:
         return self._calls.change([place], decide)[0]
 
     def wait(self, keys: Sequence[str], override_timeout: timedelta | float | None = None) -> None:
-        """Wait until all keys are there at once; raise `StoreTimeoutError` naming the others."""
+        """Wait until all keys exist at the same time; `StoreTimeoutError` names the missing ones."""
         ranges = {key: self._keys.either(key) for key in keys}
         Wait(self._calls, ranges, self._seconds(override_timeout), keys_only=True).result()
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all keys are there."""
+        """Return whether all keys exist."""
         ranges = [self._keys.either(key) for key in dict.fromkeys(keys)]
         return all(one.found for one in self._calls.read(ranges, keys_only=True))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Set a key if it has the expected value; return its value afterwards.
 
-        A missing key is set if nothing is expected; if something is, that is returned.
+        If the key is missing and `expected` is empty, it is set; otherwise `expected` is returned.
         """
         place, wanted, new = self._keys.value(key), as_bytes(expected), as_bytes(desired)
         if wanted:
@@ -447,13 +447,13 @@ class EtcdStore:
         self._calls.change([place], decide)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of all keys, waiting until all have one."""
+        """Return the values of all keys, after waiting until all have one."""
         ranges = {key: self._keys.value(key) for key in keys}
         found = Wait(self._calls, ranges, self._timeout_s).result()
         return [found[key].value for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Give each key its value: all at once, up to 128 keys and a mebibyte."""
+        """Set the values of all keys, atomically for up to 128 keys and one mebibyte."""
         given = dict(zip(keys, values, strict=True))
         self._calls.write({self._keys.value(key): as_bytes(value) for key, value in given.items()})
 
@@ -472,9 +472,9 @@ class EtcdStore:
         keys = (self._keys.key_of(one.key) for one in read.found)
         return [key for key in keys if key is not None]
 
-    # A queue: one key says which values there are, and each value is a key of its own. So a push or
-    # a pop moves one value, however many there are. A value whose writer's lease has ended is
-    # skipped; it is counted until then.
+    # A queue: one key has the range of values, and each value is a separate key. So the cost of a push or
+    # pop does not depend on the length. If the lease of a value's writer has ended, a pop skips the value,
+    # which counts until then.
 
     def queue_push(self, key: str, value: str | bytes) -> None:
         """Put a value at the end of a queue."""
@@ -488,7 +488,7 @@ class EtcdStore:
         self._calls.change([queue], decide)
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first value of a queue, waiting for one, also when another was faster.
+        """Remove and return the first value of a queue, after waiting until there is one.
 
         Without `block`, raise `QueueEmptyError` if there is none.
         """
@@ -520,15 +520,14 @@ class EtcdStore:
         """Return how many values a queue has."""
         return _pair(self._calls.read_one(self._keys.queue(key)))[1]
 
-    # A barrier counts arrivals, and those who wait watch for the next turn. When the last has
-    # arrived the turn is one higher and the count begins anew: so nobody who comes early to the
-    # next turn can be counted in this one.
+    # A barrier counts arrivals, and the callers watch for the next turn. The last arrival increments the
+    # turn and resets the count, so an early arrival for the next turn is not counted in this one.
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """Wait until so many have arrived at this key; its value is their number.
+        """Wait until `world_size` callers have arrived at this key.
 
-        One that gives up is not counted any more, and one that comes after all have passed begins
-        anew. But one that is killed while it waits stays counted.
+        A caller that times out is not counted any more. An arrival after the barrier opened starts the
+        next turn. A caller that is killed while it waits stays counted.
         """
         timeout_s = self._seconds(timeout)
         turn, arrived = self._arrive(key, world_size)
@@ -552,11 +551,11 @@ class EtcdStore:
             raise
 
     def _arrive(self, key: str, world_size: int) -> tuple[int, int]:
-        """Be counted at a barrier; return which turn of it this is, and how many have arrived."""
+        """Count an arrival at a barrier; return the turn and the number of arrivals."""
         value, barrier = self._keys.value(key), self._keys.barrier(key)
 
         def decide(found: list[Found]) -> tuple[list[Op], tuple[int, int]]:
-            add_to_counter(key, _value(found[0]), 0)  # A value that is no count has another use.
+            add_to_counter(key, _value(found[0]), 0)  # The key has a value that is not a count.
             turn, arrived = _pair(found[1])
             arrived += 1
             after = (turn, arrived) if arrived < world_size else (turn + 1, 0)
@@ -569,7 +568,7 @@ class EtcdStore:
         return self._calls.change([value, barrier], decide)[0]
 
     def _give_up(self, key: str, turn: int) -> tuple[bool, int]:
-        """Be counted no more; return whether all have arrived after all, and how many had."""
+        """Withdraw an arrival; return whether the barrier opened meanwhile, and the arrivals before."""
         value, barrier = self._keys.value(key), self._keys.barrier(key)
 
         def decide(found: list[Found]) -> tuple[list[Op], tuple[bool, int]]:
@@ -587,15 +586,15 @@ class EtcdStore:
 
     @property
     def timeout(self) -> timedelta:
-        """How long a call waits without a timeout of its own."""
+        """How long a call waits if it has no timeout."""
         return timedelta(seconds=self._timeout_s)
 
     def set_timeout(self, timeout: timedelta | float) -> None:
-        """Set how long a call waits without a timeout of its own."""
+        """Set how long a call waits if it has no timeout."""
         self._timeout_s = as_seconds(timeout)
 
     def clone(self) -> EtcdStore:
-        """Return another store of the same keys and client, with a timeout of its own."""
+        """Return another store with the same keys and client, and a separate timeout."""
         other = EtcdStore.__new__(type(self))
         lease = self._lease.share() if self._lease else None
         other._begin(self.client, self.prefix, self._timeout_s, lease)
@@ -606,7 +605,7 @@ class EtcdStore:
         return True
 
     def close(self) -> None:
-        """Stop keeping what was written: it is deleted after `ttl_s` seconds, if there is a limit."""
+        """Stop renewing the lease: with `ttl_s`, written keys are deleted that many seconds later."""
         self._end()
         if self._lease:
             self._lease.join()

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from holdfast.etcd.sync_client import EtcdClient
 
 STORE_TTL_S = 600
-"""What agents write into their store outlasts them by no more than this."""
+"""How long the keys of agents remain after the agents have exited."""
 
 
 class GenerationStores:
     """The stores of one node, from the first `store` until `close`.
 
-    It holds those of the newest generation. A caller that still uses an older one keeps it open,
-    and with it the lease and the thread that preserve its keys. The caller closes the client.
+    It references the stores of the newest generation. If a caller still uses an older store, that store
+    stays open, with the lease and the thread that preserve its keys. The caller closes the client.
     """
 
     def __init__(self, client: EtcdClient, root: bytes) -> None:

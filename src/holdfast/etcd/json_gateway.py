@@ -1,12 +1,12 @@
 """etcd's JSON gateway: requests and answers as bytes, and its errors as types. Pure.
 
-Keys and values are base64 there, and numbers of 64 bits are strings; msgspec reads and writes both.
-An answer that is not a success becomes a `Refusal`: the problem, and what a client may do about it.
-etcd's errors have a gRPC code and a text. The text decides where it is known (`ErrorCode`), because
-one code stands for many things; nothing else in Holdfast looks at these texts.
+The gateway encodes keys and values as base64, and 64-bit numbers as strings; msgspec converts both. An
+unsuccessful answer becomes a `Refusal`: the problem, and the possible reactions of a client. etcd's errors
+have a gRPC code and a text. A known text decides (`ErrorCode`), because one code has many meanings; no other
+module reads these texts.
 
-A transaction that only reads or deletes one range, unconditionally, is sent as a plain request: an
-etcd without space accepts those, but no transaction at all.
+A transaction that only reads or deletes one range, unconditionally, is sent as a plain request: an etcd
+without space accepts these, but no transaction.
 """
 
 from __future__ import annotations
@@ -64,27 +64,27 @@ _PROXY_ERRORS = (502, 503, 504)
 # Codes of gRPC that the gateway passes on.
 _DEADLINE_EXCEEDED, _PERMISSION_DENIED, _UNAVAILABLE, _UNAUTHENTICATED = 4, 7, 14, 16
 QUOTE_CHARS_MAX = 60
-"""Of an answer that does not come from etcd."""
+"""How much of an answer is quoted that does not come from etcd."""
 
 
 # Errors.
 
 
 class Handling(Enum):
-    """What a client may do about an answer that is not a success."""
+    """How a client may react to an unsuccessful answer."""
 
     FINAL = "final"
-    """Nothing was done, and no other endpoint will do it."""
+    """Nothing was done, and other endpoints will not do it either."""
     ELSEWHERE = "elsewhere"
-    """Nothing was done, and another endpoint may do it, or this one in a moment."""
+    """Nothing was done. Another endpoint may do it, or this one later."""
     UNSURE = "unsure"
-    """It may have been done; another endpoint may be asked if doing it twice does no harm."""
+    """It may have been done. If doing it twice is harmless, another endpoint may be tried."""
     RENEW_TOKEN = "renew token"  # noqa: S105 (not a password)
-    """Nothing was done; it is worth trying again with a new token."""
+    """Nothing was done; a retry with a new token may succeed."""
 
 
 class ErrorCode(Enum):
-    """etcd's errors, by a part of their text; the first that is found decides."""
+    """etcd's errors, by a part of their text; the first match decides."""
 
     LEASE_NOT_FOUND = "requested lease not found"
     NO_SPACE = "database space exceeded"
@@ -139,7 +139,7 @@ _PREFIX = re.compile(r"(rpc error: code = \w+ desc = )?(etcdserver: )?(mvcc: )?"
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """An answer that is not a success: why, and what may be done about it."""
+    """An unsuccessful answer: the problem, and the possible reaction."""
 
     problem: Problem
     handling: Handling = Handling.FINAL
@@ -153,7 +153,7 @@ class _StreamError(msgspec.Struct):
 
 
 class _Error(msgspec.Struct):
-    """An error as the gateway writes it; in a stream, what matters is inside `error`."""
+    """An error in the format of the gateway; in a stream it is inside `error`."""
 
     message: str = ""
     code: int = 0
@@ -174,7 +174,7 @@ _error = msgspec.json.Decoder(_Error, strict=False)
 
 
 def decode_refusal(status: int, body: bytes) -> Refusal:
-    """Return what an answer that is not a success means."""
+    """Return the meaning of an unsuccessful answer."""
     try:
         error = _error.decode(body)
     except MALFORMED:
@@ -207,7 +207,7 @@ def _classify(text: str, grpc_code: int) -> Refusal:
 
 
 def _not_understood(error: Exception, answer: bytes = b"") -> Refusal:
-    """Return what to make of an answer that cannot be read; other endpoints may be etcd's."""
+    """Return the refusal for an invalid answer; another endpoint may be an etcd."""
     words = one_line(
         answer[: 4 * QUOTE_CHARS_MAX].decode(errors="replace").strip(), QUOTE_CHARS_MAX
     )
@@ -216,7 +216,7 @@ def _not_understood(error: Exception, answer: bytes = b"") -> Refusal:
     return Refusal(Problem(ProblemKind.REFUSED, why), Handling.UNSURE)
 
 
-# Answers of etcd, as far as they matter here.
+# Answers of etcd, with the fields that are used.
 
 
 class _Header(msgspec.Struct):
@@ -243,7 +243,7 @@ class _TxnAnswer(msgspec.Struct):
 
 
 class _PlainAnswer(msgspec.Struct):
-    """To a plain request; as if it were a transaction."""
+    """The answer to a plain request, in the form of a transaction's."""
 
     header: _Header
     kvs: tuple[KeyValue, ...] = ()
@@ -301,10 +301,10 @@ class _WatchLine(msgspec.Struct):
 
 
 class WatchEvents(msgspec.Struct, frozen=True):
-    """One line of a watch, unless it ends it; the first one has no changes."""
+    """One line of a watch that does not end it. The first line has no changes."""
 
     revision: int
-    """Of the last change: etcd's own may be ahead of what it has sent so far."""
+    """The revision of the last change; the header's may be ahead of the changes sent so far."""
     changes: tuple[Change, ...]
 
 
@@ -362,9 +362,9 @@ def encode_user(user: str, password: str) -> bytes:
 
 
 def may_repeat(request: Request | MemberRequest) -> bool:
-    """Whether it does no harm if a request is performed twice.
+    """Whether performing a request twice is harmless.
 
-    A lease that is granted twice ends unused; a lease is revoked once, as its id is never reused.
+    A second lease ends unused. Ids of leases are not reused, so a second revocation has no effect.
     """
     if isinstance(request, Txn):
         return all(isinstance(one, Get) for one in (*request.success, *request.failure))
@@ -413,7 +413,7 @@ def _operation(op: Op) -> dict[str, Any]:
 def _range(key: bytes, end: bytes) -> dict[str, Any]:
     if not end:
         return {"key": key}
-    # All keys there are begin after the empty one, which etcd does not take.
+    # etcd rejects the empty key, which precedes all others.
     return {"key": key or b"\0", "range_end": end}
 
 
@@ -464,7 +464,7 @@ def decode_token(status: int, body: bytes) -> str | Refusal:
 
 
 def decode_value(body: bytes) -> bytes | None:
-    """Return the value of the one key that was read, or None."""
+    """Return the value of the only key that was read, or None."""
     try:
         found = _plain.decode(body).kvs
     except msgspec.MsgspecError:
@@ -473,7 +473,7 @@ def decode_value(body: bytes) -> bytes | None:
 
 
 def decode_status(body: bytes) -> tuple[str, bool] | None:
-    """Return what a member says of itself: its cluster, and whether that has a leader."""
+    """Return a member's status: its cluster, and whether the cluster has a leader."""
     try:
         status = _status.decode(body)
     except msgspec.MsgspecError:
@@ -482,7 +482,7 @@ def decode_status(body: bytes) -> tuple[str, bool] | None:
 
 
 def decode_line(line: bytes) -> WatchEvents | Refusal:
-    """Return what one line of a watch means."""
+    """Return the meaning of one line of a watch."""
     try:
         answer = _watch_line.decode(line)
     except MALFORMED as error:
@@ -528,7 +528,7 @@ def _txn_done(request: Txn, answer: _TxnAnswer) -> TxnDone:
 
 
 def _missing_lease(request: Request | MemberRequest, refusal: Refusal) -> Answer | Refusal:
-    """The end of a lease is no problem for a request that revokes or renews it."""
+    """For a request that revokes or renews a lease, the end of the lease is not a problem."""
     if refusal.problem.kind is ProblemKind.LEASE_GONE:
         if isinstance(request, KeepAlive):
             return KeptAlive(0)

@@ -1,8 +1,8 @@
 """`EtcdServer`: an etcd for one job on this machine, or for a test.
 
-It listens on loopback only and has no authentication. Its data are in a temporary folder that is
-removed with it, or in a folder of the caller, which is never removed: a server started there again
-finds what the last one stored.
+It listens on loopback only and has no authentication. Its data are in a temporary folder that is removed
+with it, or in a folder of the caller, which is never removed: another server on that folder has the same
+data.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TEMPORARY_PREFIX = "holdfast-etcd-"
-# In milliseconds. There is nobody to lose touch with, and no need to wait for a rival after a
-# restart. Leases can be short, too: etcd makes none shorter than one and a half election timeouts.
+# In milliseconds. A single member has no peers to wait for. A short election timeout also permits short
+# leases: etcd's minimum is one and a half election timeouts.
 ALONE = ("--heartbeat-interval=20", "--election-timeout=200")
-HEALTH_S = 1.0  # Limit of one question; etcd answers within a millisecond or is not ready.
+HEALTH_S = 1.0  # The limit of one health check; a ready etcd responds within a millisecond.
 
 
 class EtcdServer:
-    """Starts and stops an etcd; any thread may call it.
+    """Starts and stops one etcd process. Any thread may call it.
 
     It is stopped at the end of a `with`, when the object is dropped, and when the program ends.
     If the program is killed, etcd is killed too, and the temporary folder is removed.
@@ -69,16 +69,16 @@ class EtcdServer:
     def start(
         self, timeout: float = 60, num_retries: int = 3, stderr: int | TextIO | None = None
     ) -> None:
-        """Start etcd and return when it answers.
+        """Start etcd and return when it is ready.
 
-        `timeout` is for all tries together, and `num_retries` says how often an etcd that ends
-        before it is ready is tried. What etcd writes goes to `stderr`, if that is a descriptor, a
-        file or `subprocess.DEVNULL`; else it is kept to explain a start that fails.
+        `timeout` limits all attempts together. If etcd exits before it is ready, up to `num_retries`
+        attempts are made. etcd's output goes to `stderr` if that is a descriptor, a file or
+        `subprocess.DEVNULL`; otherwise it is kept to explain a failed start.
         """
         with self._lock:
             if self._process is not None and self._process.returncode is None:
                 raise UsageError(f"this EtcdServer runs already, at {self.get_endpoint()}")
-            self.stop()  # What is left of one that ended by itself.
+            self.stop()  # Remove the files of a process that exited by itself.
             deadline = time.monotonic() + timeout
             for left in reversed(range(max(1, num_retries))):
                 try:
@@ -90,7 +90,7 @@ class EtcdServer:
                     logger.warning("%s; trying again", problem)
 
     def stop(self) -> None:
-        """Stop etcd, wait for its end, and remove temporary files. Does nothing without a server."""
+        """Stop etcd, wait for its exit, and remove temporary files. Does nothing if etcd does not run."""
         with self._lock:
             if self._end is not None:
                 self._end()
@@ -100,7 +100,7 @@ class EtcdServer:
         return self._host
 
     def get_port(self) -> int:
-        """Return the port of the last start, -1 before it."""
+        """Return the port of the last start; -1 before the first one."""
         return self._port
 
     def get_endpoint(self) -> str:
@@ -108,7 +108,7 @@ class EtcdServer:
         return f"{self._host}:{self._port}"
 
     def get_client(self) -> EtcdClient:
-        """Return a client of this server, which is the caller's to close."""
+        """Return a client of this server. The caller closes it."""
         if self._port < 0:
             raise UsageError("this EtcdServer has no client before it runs", hint="call start()")
         return EtcdClient(EtcdSettings(endpoints=((self._host, self._port),)))
@@ -126,7 +126,7 @@ class EtcdServer:
         self.stop()
 
     def _start(self, deadline: float, timeout: float, stderr: int | TextIO | None) -> None:
-        """Try once; undo everything if that fails."""
+        """Start etcd once; undo everything if that fails."""
         with ExitStack() as made:
             folder = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
             made.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -136,7 +136,7 @@ class EtcdServer:
             command = command_line(find_binary(), data, client, peer)
             log = folder / "log"
             with log.open("w") as kept:
-                # Nobody could read a pipe, and when it is full, etcd would stand still.
+                # No process would read a pipe, and etcd would hang once it is full.
                 log_to = kept if stderr is None or stderr == subprocess.PIPE else stderr
                 process = EtcdProcess(command, log=log_to, folder=str(folder))
             made.callback(process.stop)
@@ -153,7 +153,7 @@ class EtcdServer:
 
 
 def command_line(binary: str, data: Path, client: socket.socket, peer: socket.socket) -> list[str]:
-    """Return the command of a single-member etcd, at ports that are reserved for it."""
+    """Return the command of a single-member etcd that uses these reserved ports."""
     url, peer_url = (f"http://{LOOPBACK}:{one.getsockname()[1]}" for one in (client, peer))
     return [
         binary,
@@ -165,7 +165,7 @@ def command_line(binary: str, data: Path, client: socket.socket, peer: socket.so
         f"--initial-advertise-peer-urls={peer_url}",
         f"--initial-cluster=default={peer_url}",
         *ALONE,
-        "--logger=zap",  # etcd 3.4 would begin with a line on what else it has.
+        "--logger=zap",  # Without it etcd 3.4 prints a deprecation warning.
         "--log-level=warn",
     ]
 

@@ -43,14 +43,14 @@ class OwnEntry:
 def claim_entry(of: ClusterList) -> OwnEntry | None:
     """Return the entry of the list that this process runs; None if it runs no member.
 
-    An entry belongs to this machine if its addresses do, and to this process unless another agent of
-    the job on this machine was faster. Raises `EnvironmentProblem` if another program has its ports.
+    An entry belongs to this machine if its addresses do. If several agents of the job run on this machine,
+    the first one gets the entry. Raises `EnvironmentProblem` if another program uses its ports.
     """
     for index, (host, port) in enumerate(of.machines):
         try:
             found = addresses.resolve(host, port)
         except OSError:
-            continue  # The name of another machine, unknown here so far.
+            continue  # The name of another machine that cannot be resolved yet.
         if not found or not all(listening.is_local(one) for one in found):
             continue
         held = _lock(of, port)
@@ -70,7 +70,7 @@ def claim_entry(of: ClusterList) -> OwnEntry | None:
 def _lock(of: ClusterList, port: int) -> list[socket.socket] | None:
     """Lock a port for this job; return None if another process of the same job has the lock.
 
-    Holding the port is not enough: sometimes etcd has it and sometimes this process.
+    The port cannot serve as the lock, because sometimes etcd holds it and sometimes this process.
     """
     job = hashlib.sha256(f"{of.run_id}\0{of.names}".encode()).hexdigest()[:32]
     held: list[socket.socket] = []

@@ -1,15 +1,14 @@
-"""The keys of etcd that a store uses.
+"""The keys in etcd that a store uses.
 
-Keys are stored as they are, so any text is a key and `etcdctl` shows them readably. A control character, the
-unit separator (here `|`), marks the end of a prefix, which cannot contain it. So a store never confuses
-another's keys with its own, even if one prefix begins with the other. In a key that character is
-doubled.
+Keys are stored unencoded, so any text is a valid key, and `etcdctl` shows it readably. The unit separator, a
+control character (here `|`), ends the prefix, which cannot contain it. So the keys of two stores never
+collide, even if one prefix begins with the other. Within a key that character is doubled.
 
 ```text
 <prefix>/|k<key>|v          a value
 <prefix>/|k<key>|q          "<first> <count>", while the queue has values
 <prefix>/|e<key>|<number>   one value of the queue
-<prefix>/|b<key>|           "<turn> <arrived>": how often all have arrived, and how many since
+<prefix>/|b<key>|           "<turn> <arrived>": how often the barrier opened, and arrivals since then
 ```
 
 Value and queue are adjacent, so one watch covers both.
@@ -24,11 +23,11 @@ from holdfast.errors import UsageError
 
 MARK = b"\x1f"
 NUMBER_DIGITS = 20
-"""Padding, so that the numbers of a queue's values sort in order."""
+"""Numbers of a queue's values are padded to this length, so that they sort in order."""
 
 
 class KeyRange(NamedTuple):
-    """A key of etcd's, or a range of them."""
+    """A key in etcd, or a range of keys."""
 
     key: bytes
     end: bytes = b""
@@ -39,7 +38,7 @@ class StoreKeys:
 
     def __init__(self, prefix: str) -> None:
         if MARK.decode() in prefix:
-            raise UsageError(f"the prefix {prefix!r} of a store has a control character in it")
+            raise UsageError(f"the prefix {prefix!r} of a store contains a control character")
         root = prefix.encode() + MARK
         self._keys, self._entries, self._barriers = root + b"k", root + b"e", root + b"b"
 
@@ -48,11 +47,11 @@ class StoreKeys:
         return KeyRange(self._keys + _closed(key) + b"v")
 
     def queue(self, key: str) -> KeyRange:
-        """Which values a queue has."""
+        """The range of numbers of a queue's values."""
         return KeyRange(self._keys + _closed(key) + b"q")
 
     def either(self, key: str) -> KeyRange:
-        """The range of both."""
+        """The range that contains value and queue."""
         begin = self._keys + _closed(key)
         return KeyRange(begin + b"q", begin + b"w")
 
@@ -69,7 +68,7 @@ class StoreKeys:
         return KeyRange(self._keys, end_of_prefix(self._keys))
 
     def key_of(self, place: bytes) -> str | None:
-        """Return the key whose value an etcd key holds; None if it holds something else."""
+        """Return the store's key of an etcd key that contains a value; None for other keys."""
         if not place.startswith(self._keys) or not place.endswith(MARK + b"v"):
             return None
         middle = place[len(self._keys) : -len(MARK) - 1]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 SLACK_S = 5.0
-"""Beyond the limit of a call, before the loop itself counts as stuck."""
+"""How long after the limit of a call the loop itself counts as stuck."""
 UNREAD_MAX = 100_000
 """Changes that a watch keeps for a thread that does not take them; then the watch ends."""
 
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class EtcdError(HoldfastError):
-    """etcd did not do what was requested; `kind` says what can be done about it."""
+    """etcd did not perform a request; `kind` shows the possible reactions."""
 
     exit_code = 78
 
@@ -74,12 +74,12 @@ class EtcdClient:
 
     @property
     def endpoint(self) -> str:
-        """The endpoint in use now; the first one before any is."""
+        """The endpoint in use; before the first call, the first endpoint."""
         return self.settings.where.split(",")[0] if self._client is None else self._client.endpoint
 
     @property
     def local_address(self) -> str:
-        """This side of the newest connection; empty before any."""
+        """The local address of the newest connection; empty before the first one."""
         return "" if self._client is None else self._client.local_address
 
     # Calls.
@@ -102,7 +102,7 @@ class EtcdClient:
         return done
 
     def get(self, key: bytes) -> KeyValue | None:
-        """Return a key as it is stored, or None."""
+        """Return a stored key, or None."""
         found = self.txn(Txn(success=(Get(key),))).results[0]
         return found[0] if found else None
 
@@ -117,7 +117,7 @@ class EtcdClient:
         return granted
 
     def keep_alive(self, lease: int, limit_s: float | None = None) -> int:
-        """Renew a lease; return how long it lasts now, 0 if it is gone."""
+        """Renew a lease; return how long it lasts now, or 0 if it has ended."""
         kept = self.call(KeepAlive(lease), limit_s)
         assert isinstance(kept, KeptAlive)
         return kept.ttl_s
@@ -160,7 +160,7 @@ class EtcdClient:
         if thread is not None:
             thread.post(handle.cancel)
 
-    # From start to end.
+    # Start and end.
 
     def close(self) -> None:
         """End the thread and everything in it; calls that still wait raise `EtcdError`."""
@@ -292,7 +292,7 @@ class BlockingWatch:
             self.ended(Problem(ProblemKind.UNREACHABLE, why))
 
     def ended(self, problem: Problem) -> None:
-        """Wake all who wait: no more changes will come."""
+        """Wake all waiting threads: no more changes follow."""
         with self._news:
             if self._problem is None:
                 self._problem = problem

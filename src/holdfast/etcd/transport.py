@@ -358,7 +358,7 @@ def error_text(error: Exception) -> str:
 
 # Connecting. A name may have several addresses; they are tried in turn, and share the limit.
 
-# A host that vanished is noticed after about ten seconds, with or without a request under way.
+# A lost host is detected after about ten seconds, with or without a request under way.
 KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 4, 2, 3
 UNACKNOWLEDGED_MS_MAX = 10_000
 
@@ -371,7 +371,7 @@ async def open_connection(
     server_name: str = "",
     limit_s: float,
 ) -> HttpConnection:
-    """Return a connection, or raise `ConnectionProblem`; both within the limit."""
+    """Return a connection or raise `ConnectionProblem`, within the limit."""
     late = "no connection"
     try:
         async with asyncio.timeout(limit_s):
@@ -417,7 +417,7 @@ async def _wrap(
     try:
         wrapped = await loop.start_tls(plain, connection, tls, server_hostname=server_name)
     except BaseException:
-        # Not by closing the socket: the loop would take the next that has its number for this one.
+        # Do not close the socket directly: the loop would confuse it with the next socket of that number.
         plain.abort()
         raise
     if wrapped is None:

@@ -82,7 +82,7 @@ class BackendControl(ControlAccess):
 
 
 class BackendMembership(ThreadedMembership):
-    """One node's membership in a job over a backend; it joins with its first report."""
+    """One node's membership in a job on a backend; it joins with its first report."""
 
     authority = "the backend"
 

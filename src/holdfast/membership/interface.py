@@ -5,9 +5,9 @@
     agent loop                       membership thread, an asyncio loop
     report, rejoin, leave ─────────► SessionDriver ◄──► core.session
     take ◄──────── Mailbox ◄──────────   │
-                                     Connection, made by a Connector
+                                     Connection, opened by a Connector
 
-Three drivers implement it: `membership.coordinator`, `membership.etcd` and `membership.backend`.
+Three modules implement it: `membership.coordinator`, `membership.etcd` and `membership.backend`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INCARNATION_BITS = 63
 
 
 class JoinRefused(msgspec.Struct, frozen=True):
-    """The job refuses this node, or the endpoint serves something else; retrying does not help."""
+    """The job refuses this node, or another program serves the endpoint; retrying does not help."""
 
     why: str
     """Without the endpoint, which the caller adds."""
@@ -158,5 +158,5 @@ class ControlAccess:
 
 
 def draw_incarnation() -> int:
-    """Return a number that no other agent has drawn."""
+    """Return a random number that identifies an incarnation."""
     return secrets.randbits(INCARNATION_BITS)

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 START_S = 10.0
 DRAIN_S = 5.0
-"""How long a coordinator whose job has ended waits until its nodes have received that."""
+"""How long a coordinator waits, after its job has ended, for its nodes to learn the outcome."""
 SLACK_S = 5.0
 REMIND_S = 60.0
 """How often an agent repeats why it has received nothing so far. In the output of a job that does not start, the
@@ -86,7 +86,7 @@ outage causes only a few lines."""
 T = TypeVar("T")
 
 NodeEvent = StatusChanged | Rejoined | PortsChanged | RequestMade
-"""What the agent reports to its session."""
+"""The events that an agent reports to its session."""
 
 
 class Driver(Protocol):
@@ -167,7 +167,7 @@ class ThreadedMembership:
     def start(self) -> None:
         """Connect; raise `UsageError` or `EnvironmentProblem` for invalid settings.
 
-        It is no error if the coordinator does not run yet.
+        A coordinator that does not run yet is not an error.
         """
         try:
             check(Status(seq=0, run_id=self.run_id, info=self._info, settings=self._settings))
@@ -330,7 +330,7 @@ class Mailbox:
     def __init__(self, incarnation: int) -> None:
         self.heartbeat = LoopHeartbeat()
         self.view: View | None = None
-        """The newest view of this incarnation, taken or not."""
+        """The newest view of this incarnation, even after `take`."""
         self._incarnation = incarnation
         self._lock = threading.Lock()
         self._newest: ViewReceived | None = None
@@ -414,7 +414,7 @@ class Connection(Protocol):
 
 
 class Connector(Protocol):
-    """Makes connections, one at a time."""
+    """Opens connections, one at a time."""
 
     @property
     def suspicion(self) -> str:
@@ -636,7 +636,7 @@ class SessionDriver:
         problem = self._connection.problem if self._connection is not None else None
         permanent = problem is not None and problem.permanent
         self._drop_connection()
-        # On etcd a connection does not mean that the node has joined: it has only with its first view.
+        # On etcd, a connection does not mean that the node has joined; its first view does.
         if permanent and not self.session.had_view:
             self._refuse(why)
         else:

@@ -120,8 +120,8 @@ def _resolve_in_thread(
 def own_address() -> str:
     """Return the name of this machine for other machines, or its address if it has no name.
 
-    The name must resolve here, since processes of this machine use it too. A machine whose only name is
-    `localhost` has loopback.
+    The name must resolve here, since processes of this machine use it too. If the only name is `localhost`, return
+    the loopback address.
     """
     name = os.uname().nodename
     try:

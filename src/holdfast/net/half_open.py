@@ -1,7 +1,7 @@
 """Selects the connection to close when too many are unauthenticated; pure.
 
 A connection occupies one of a few places until its handshake or request is complete. When all places are taken,
-the oldest connection is closed for the next, but not before a minimum time; until then new connections wait in
+the oldest connection is closed to admit the next one, but not before a minimum time; until then new connections wait in
 the kernel's queue. So a thousand honest clients that connect at once are all served.
 
 With this rule alone, one address could take all places. So if an address has more than its share of the places,
@@ -21,7 +21,7 @@ from holdfast.net.peer_user import MAPPED
 if TYPE_CHECKING:
     from typing import Any
 
-SHARE = 4  # An address may have one of this many places.
+SHARE = 4  # The share of an address is the number of places divided by this.
 
 
 class HalfOpen:

@@ -239,7 +239,7 @@ def _name_of(user: int) -> str:
 
 
 def is_local(address: Address) -> bool:
-    """Whether this machine has an address."""
+    """Whether an address belongs to this machine."""
     if addresses.is_loopback(address.ip) or addresses.is_unspecified(address.ip):
         return True
     where, *rest = address.sockaddr
@@ -248,8 +248,8 @@ def is_local(address: Address) -> bool:
             probe.bind((where, 0, *rest[1:]))
         except OSError:
             return False
-    # With `ip_nonlocal_bind` any address can be bound. But if a machine connects to an address, it does so from
-    # that same address only if it is its own. Nothing is sent.
+    # With `ip_nonlocal_bind` any address can be bound, so connect instead: the kernel chooses the target itself as
+    # the source only if the machine has that address. Connecting a datagram socket sends nothing.
     with socket.socket(address.family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((where, 9, *rest[1:]))
@@ -323,7 +323,7 @@ def _has_one(pid: int, wanted: set[str]) -> bool:
             except OSError:
                 continue  # It was closed meanwhile.
     except OSError:
-        pass  # Another user's, or it has exited.
+        pass  # It belongs to another user, or has exited.
     return False
 
 
@@ -353,7 +353,7 @@ def descriptor_limit() -> int:
 def require_descriptors(count: int) -> None:
     """Raise `OSError` unless this many more descriptors can be opened.
 
-    A coordinator without descriptors would not fail but wait, unable to accept.
+    Without free descriptors, a coordinator would not fail, but could not accept connections.
     """
     opened: list[int] = []
     try:

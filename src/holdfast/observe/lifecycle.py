@@ -261,7 +261,7 @@ class Observers:
     """Sends lifecycle events to observers, and catches their exceptions."""
 
     recorded = False
-    """Whether a launcher keeps the records of events and metrics, so that the agent need not."""
+    """Whether a launcher records events and metrics; otherwise the agent does."""
     sampled = False
     """Whether an observer needs `ProgressSampled` while workers run, not only after they stopped."""
 

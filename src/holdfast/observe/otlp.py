@@ -1,6 +1,7 @@
 """Sends over OTLP, with a single warning while the collector is unreachable.
 
-OpenTelemetry's exporters log each failed attempt, which a program without its own logging prints again and again.
+OpenTelemetry's exporters log each failed attempt, so a program without its own logging prints the same lines again
+and again.
 `OneLineExporter` captures those lines, extracts the reason, and prints it once, with the address. After a success it
 reports the next failure again. It captures only the log of threads that send for Holdfast: a program that uses
 OpenTelemetry itself sees its own errors as usual.
@@ -98,7 +99,7 @@ class _CaptureFilter(logging.Filter):
 
 
 def _reason(captured: list[logging.LogRecord]) -> str:
-    """Return why it failed: the first cause of an exception, or the first message."""
+    """Return why the export failed: the first cause of an exception, or the first message."""
     for record in captured:
         for one in record.args if isinstance(record.args, tuple) else ():
             if isinstance(one, BaseException):

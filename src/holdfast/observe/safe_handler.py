@@ -78,13 +78,13 @@ class SafeHandler(Faults):
             self.reset()
 
     def flush(self, limit_s: float) -> None:
-        """Flush the handler, and report what it missed."""
+        """Flush the handler, and report the events that it missed."""
         del limit_s
         self.call("flush")
         self.report_missed()
 
     def close(self, limit_s: float) -> None:
-        """Close the handler, and report what it missed."""
+        """Close the handler, and report the events that it missed."""
         del limit_s
         self.call("close")
         self.report_missed()

@@ -263,10 +263,10 @@ class BackendAccess(JobAccess):
 class DynamicRendezvousHandler(MembershipHandler):
     """A node's rendezvous over a backend, under TorchElastic's name; see `from_backend` and `create_handler`.
 
-    Differences from TorchElastic's class of this name: `num_nodes_waiting` is positive on all other nodes
-    if a round loses a member or a member requests a restart, and on a node that was removed while it was
-    disconnected. Each generation has a new store and a new `MASTER_PORT`. `shutdown` leaves without ending
-    the job for the others; only `set_closed` ends it.
+    Differences from TorchElastic's class of this name: If a round loses a member or a member requests a restart,
+    `num_nodes_waiting` is positive on all other nodes, and also on a node that was removed while it was
+    disconnected. Each generation has a new store and a new `MASTER_PORT`. `shutdown` leaves the job without ending
+    it for the other nodes; only `set_closed` ends it.
     """
 
     access: BackendAccess
@@ -322,7 +322,7 @@ class DynamicRendezvousHandler(MembershipHandler):
     def enter(
         self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
     ) -> Membership:
-        """Join the job as a node of this shape; later calls return the same membership."""
+        """Join the job with this role and size; later calls return the same membership."""
         is_new = self._connection is None
         membership = super().enter(
             role=role, local_world_size=local_world_size, max_restarts=max_restarts

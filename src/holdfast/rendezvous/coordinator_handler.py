@@ -112,7 +112,7 @@ class CoordinatorAccess(JobAccess):
             certified=conf.certified,
         )
         self.job_token = job_token(token, self.run_id) if token is not None else b""
-        # A disconnected node may stop its workers; agents of other launchers cannot.
+        # If a node is disconnected, Holdfast's agent can stop its workers; agents of other launchers cannot.
         self_fencing = conf.on_lost == "stop" and not self.is_polled
         self._membership = CoordinatorMembership(
             host,
@@ -172,7 +172,7 @@ class CoordinatorAccess(JobAccess):
         return membership.store(scope, ANNOUNCE_S)
 
     def close(self) -> None:
-        """Forget the membership, which is closed."""
+        """Drop the membership, which its owner has closed."""
         self._membership = None
 
     def _own_loopback(self) -> str:

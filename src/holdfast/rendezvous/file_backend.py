@@ -33,7 +33,7 @@ TOKEN_BYTES = 16
 CHECKSUM_BYTES = 16
 HEADER_BYTES = len(MAGIC) + TOKEN_BYTES + CHECKSUM_BYTES
 STATES_KEPT = 32
-"""A process that is stopped during a read or write for fewer writes than this need not repeat it."""
+"""If a process is stopped during a read or write, the others may write this often before it must repeat it."""
 READ_TRIES_MAX = 5
 NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 

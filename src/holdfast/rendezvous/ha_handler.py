@@ -1,7 +1,7 @@
 """The rendezvous of `--ha`, on an etcd cluster that the job's own machines run.
 
-Unlike with `rendezvous.etcd_handler`, the cluster may not run yet when the agent connects, and it serves this
-job alone (`membership.cluster_check`).
+Unlike with `rendezvous.etcd_handler`, the cluster may not run yet when the agent connects, and it serves only this
+job (`membership.cluster_check`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def cluster_list_of(params: RendezvousParameters, *, make_token: bool = True) ->
 
 
 def control_access(of: ClusterList, certificates: Certificates) -> ControlCredentials:
-    """Return the credentials that a client needs to control the job's agents: those of its cluster."""
+    """Return the credentials of the job's cluster, which a client needs to control the job's agents."""
     return ControlCredentials(run_id=of.run_id, token=of.token, pem=certificates.texts())
 
 

@@ -36,7 +36,7 @@ class RendezvousStoreInfo:
     def build(
         rank: int, store: RoundStore, local_addr: str | None, server_port: int | None = None
     ) -> RendezvousStoreInfo:
-        """Agree through the store of a round on the address of the workers' store: the first node's.
+        """Agree, through the store of a round, on the address of the workers' store on the first node.
 
         Every node of the round calls this. The first one publishes its address, `local_addr`, and
         `server_port` or a free port, which stays unreserved until a worker binds it. Without
@@ -118,7 +118,7 @@ class RendezvousHandler(ABC):
     has_membership = False
     """Whether the agent follows the views of a `Membership`: the handler is a `MembershipHandler`."""
     is_attended = False
-    """Whether the agent polls `store_alarm`: then a store may wait for its first client."""
+    """Whether the agent polls `store_alarm`: then the store may start only when its first client connects."""
 
     @property
     def store_alarm(self) -> int:

@@ -49,7 +49,7 @@ class RoundOver(Exception):
 
 
 class MembershipHandler(RendezvousHandler):
-    """A node's rendezvous, whose decisions a coordinator, a leader or common rules make for all nodes.
+    """A node's rendezvous, in which a coordinator, a leader or common rules decide for all nodes.
 
     They form rounds, count restarts and end the job. Holdfast's agents call `enter` once and follow the
     views that the membership delivers; the methods of `RendezvousHandler` are for other agents.
@@ -69,8 +69,8 @@ class MembershipHandler(RendezvousHandler):
         self._worker_store: WorkerStore | None = None
         self._connection: Membership | None = None
         self._was_standby = False
-        self._has_left = True  # Whether the others know that it left, or need not.
-        self._clear = (0, 0)  # As last reported, with the view's term.
+        self._has_left = True  # Whether the leave is stored, or none is needed.
+        self._clear = (0, 0)  # The term and `Status.clear` of the last report.
 
     # For agents that follow views.
 
@@ -106,7 +106,7 @@ class MembershipHandler(RendezvousHandler):
     def enter(
         self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
     ) -> Membership:
-        """Join the job as a node of this shape; later calls return the same membership."""
+        """Join the job with this role and size; later calls return the same membership."""
         if self._connection is None:
             self._worker_store = WorkerStore(
                 ports=PORTS,
@@ -357,7 +357,7 @@ class MembershipHandler(RendezvousHandler):
                         store.set(ALL_ARRIVED, "")
                     del awaited[0]
                     continue
-            except (OSError, RuntimeError) as error:  # What stores raise, including torch's.
+            except (OSError, RuntimeError) as error:  # The errors of stores, including torch's.
                 problem = f", and the store failed: {error}"
                 announce_at = 0.0
             time.sleep(pause_s)

@@ -354,7 +354,7 @@ class RendezvousConfig:
     presence: str
     control: str
     given: frozenset[str] = field(default=frozenset(), compare=False)
-    """The keys that were given a value."""
+    """The keys that the user set."""
 
     @property
     def certified(self) -> bool:
@@ -384,7 +384,7 @@ class RendezvousConfig:
         return self.keep_alive_interval * self.keep_alive_max_attempt
 
     def timeouts(self) -> RendezvousTimeout:
-        """Return the time limits as TorchElastic's handlers take them."""
+        """Return the time limits in TorchElastic's format."""
         return RendezvousTimeout(
             join=timedelta(seconds=self.join_timeout),
             last_call=timedelta(seconds=self.job.settle_s),

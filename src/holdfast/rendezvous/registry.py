@@ -2,7 +2,7 @@
 
 A job imports only the handler of its own backend. The registry searches for plug-ins only if a name is not
 registered, because the search takes longer than the start of an agent. So a plug-in never replaces a registered
-name; a search warns about a plug-in that has one.
+name; a search warns about a plug-in whose name is registered.
 
 A plug-in is an entry point `name = module:attribute` of the group `torchrun.handlers`, which TorchElastic reads too.
 The registry calls it without arguments, and it returns the creator of handlers for `--rdzv-backend name`. Only the
@@ -75,7 +75,7 @@ class RendezvousHandlerRegistry:
         self._loaded: set[str] = set()
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
-        """Register a creator; raises `UsageError`, a `ValueError`, if the name has another one."""
+        """Register a creator; raises `UsageError`, a `ValueError`, if the name has another creator."""
         if not backend:
             raise UsageError("the name of a rendezvous backend is empty")
         if self._creators.setdefault(backend, creator) is not creator:

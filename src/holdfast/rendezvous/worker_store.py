@@ -385,21 +385,21 @@ class SingleNodeHandler(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """The agent serves the workers' store, unless rank 0 serves it."""
+        """Whether the agent serves the workers' store, instead of the worker of rank 0."""
         return not self._worker_store
 
     @property
     def polls_membership(self) -> bool:
-        """No other node can join."""
+        """Return False: no other node can join."""
         return False
 
     @property
     def store_alarm(self) -> int:
-        """A descriptor that is readable once the workers' store has failed here, or is needed."""
+        """A descriptor that is readable once the workers' store has failed here, or has its first client."""
         return self._store.fileno() if self._store is not None else -1
 
     def take_store_failure(self) -> str:
-        """Return once why the workers' store of this generation failed here, or nothing."""
+        """Return why the workers' store of this generation failed here, once; empty if it did not fail."""
         return self._store.take_failure() if self._store is not None else ""
 
     def serve_now(self) -> None:

@@ -26,7 +26,7 @@ RANKS_SHOWN_MAX = 32
 TRACE_S_MAX = 10.0
 """The limit for finding out which ranks are missing."""
 LAST_WAIT_S_MIN = 0.001
-"""The minimum timeout of the last wait, so that it checks at least once. Torch's stores take 0 for forever."""
+"""The minimum timeout of the last wait, so that it checks at least once. For torch's stores, 0 means no limit."""
 
 _COUNT, _COMPLETE, _MARK, _GATE = "/num_members", "/last_member", "/TRACE", "/TRACING_GATE"
 _NOTHING = "<val_ignored>"

@@ -6,7 +6,7 @@ on another host. Values do not survive a power loss; neither does the job.
 
 ```text
 k<key>                     a value; h<beginning>-<hash> if the key is too long for a file name
-.key.h<...>                the whole of such a key
+.key.h<...>                the complete key of such a file
 .queue.<name>              "<first> <count>", while the queue is not empty
 .queue.<name>.<number>     one value of that queue
 .barrier.<name>            "<turn> <arrived>": how often all have passed, how many have arrived since
@@ -174,7 +174,7 @@ class SharedFolder:
             with self._place() as (name, folder):
                 make_folder(path, name, folder)
             try:
-                self.refresh()  # It is checked now.
+                self.refresh()  # This checks the folder.
             except OSError as problem:
                 why = "it is a link" if os.path.islink(path) else problem.strerror
                 raise _unusable(path, why) from None
@@ -418,7 +418,7 @@ def _unusable(path: str, why: str | None, hint: str = "") -> EnvironmentProblem:
 
 # The store.
 
-VALUE_BYTES_MAX = 8 * 1024 * 1024  # As for a TCPStore.
+VALUE_BYTES_MAX = 8 * 1024 * 1024  # The same as for a TCPStore.
 
 HASHED = "h"  # The first letter of a file name that does not contain the whole key.
 KEY_MARK, QUEUE_MARK, BARRIER_MARK = ".key.", ".queue.", ".barrier."
@@ -561,7 +561,10 @@ class FileStore:
     def _change(
         self, key: str, change: Callable[[bytes | None], bytes | None], otherwise: bytes = b""
     ) -> bytes:
-        """Replace a value by what `change` returns for it; return that, or `otherwise` for None."""
+        """Replace a value by `change(value)`, and return the new value.
+
+        If the new value is None, nothing changes, and `otherwise` is returned.
+        """
         with self._files.locked():
             now = self._files.read(file_name(key))
             value = change(now)

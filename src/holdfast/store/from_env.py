@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def from_environment(timeout: timedelta = DEFAULT_TIMEOUT) -> TCPStore:
-    """Return the store that all workers of this job share, connected.
+    """Connect to the store that all workers of this job share, and return it.
 
     It is at `MASTER_ADDR` and `MASTER_PORT`. If `TORCHELASTIC_USE_AGENT_STORE` is not `True`, the
-    worker with `RANK` 0 serves it and waits until all `WORLD_SIZE` have connected, as torch's do
+    worker with `RANK` 0 serves it and waits until all `WORLD_SIZE` have connected, as torch does
     with `env://`; workers with and without torch may be mixed. Raises `UsageError` if a variable is
-    missing, and what `TCPStore` raises.
+    missing, and the errors of `TCPStore`.
     """
     host, port = _variable("MASTER_ADDR"), _number("MASTER_PORT", most=PORT_MAX)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":

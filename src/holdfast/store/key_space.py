@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, KeysView, Mapping, Sequence, Sized
 
 BYTES_MAX = 1 << 30
-"""Limit of a key space: keys, values, queues, and the keys of waits for several. A wait for one
-holds just that key, and its connection costs more."""
+"""Limit of a key space: keys, values, queues, and the keys of multi-key waits. A wait for a single key is not
+counted, because its connection costs more."""
 ENTRY_BYTES = 128
 """The overhead counted per entry, so that the number of small entries is limited too."""
 APPENDED_BYTES_MAX = 256 * 1024 * 1024
@@ -39,7 +39,7 @@ _NUMBER_BYTES_MAX = 64  # How many bytes of a value are parsed as a number; the 
 
 
 class RequestRejected(Exception):
-    """The operation was refused and nothing has changed. The client has to be disconnected."""
+    """The operation was refused and nothing has changed. The caller must disconnect the client."""
 
 
 class StoreFull(RequestRejected):

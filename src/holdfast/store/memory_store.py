@@ -40,7 +40,7 @@ class MemoryStore:
 
     def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self._values: dict[str, bytes] = {}
-        self._queues: dict[str, deque[bytes]] = {}  # None of them is empty.
+        self._queues: dict[str, deque[bytes]] = {}  # No queue is empty.
         self._barriers: dict[str, _Barrier] = {}
         self._changed = threading.Condition()  # Guards everything, and is notified of changes.
         self._timeout_s = timeout_s
@@ -131,9 +131,7 @@ class MemoryStore:
         """
         seconds = self._seconds(timeout)
         with self._changed:
-            add_to_counter(
-                key, self._values.get(key), 0
-            )  # Raises if the key is used for something else.
+            add_to_counter(key, self._values.get(key), 0)  # Raises if the value is not a counter.
             mine = self._barriers.setdefault(key, _Barrier())
             self._count(key, mine, 1)
             if mine.arrived >= world_size:
@@ -187,7 +185,7 @@ class MemoryStore:
         return self._changed.wait_for(is_over, min(timeout_s, threading.TIMEOUT_MAX))
 
 
-# What all stores share
+# Functions for all stores
 
 
 def as_bytes(value: str | bytes) -> bytes:

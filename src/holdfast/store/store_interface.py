@@ -111,7 +111,7 @@ class Store(Protocol):
         """Return how many values a queue has."""
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
-        """Wait until `world_size` callers have arrived at this key; its value is how many have."""
+        """Wait until `world_size` callers have arrived at this key; the key's value is their number so far."""
 
     @property
     def timeout(self) -> timedelta:
@@ -121,7 +121,7 @@ class Store(Protocol):
         """Set how long calls wait by default."""
 
     def clone(self) -> Any:
-        """Return another store of the same keys, with a timeout of its own.
+        """Return another store of the same keys, with its own timeout.
 
         Threads that each have their own store never wait for each other.
         """

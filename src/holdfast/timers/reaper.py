@@ -93,7 +93,7 @@ class Reaper:
     ) -> list[int]:
         """Report, dump and kill processes with expired timers, the earliest first.
 
-        Returns the processes that could not be killed; those in `again` are only killed.
+        Returns the processes that could not be killed. Processes in `again` are killed without another report.
         """
         expired = self.report_and_dump(late, more=more, again=again)
         return [pid for pid, requests in expired.items() if not self.kill_late(pid, requests)]

@@ -183,7 +183,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
 
     id: Count
     refusal: Name = ""
-    """A `core.protocol.RequestRefusal`, or nothing."""
+    """The value of a `core.protocol.RequestRefusal`, or an empty text."""
     why: Why = ""
     body: Annotated[bytes, Meta(max_length=limits.STATUS_FRAME_BYTES_MAX)] = b""
     last: bool = True
@@ -274,7 +274,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     useful_s: Seconds = 0.0
     """How much of that was useful: see `control.history`."""
     counts_steps: bool = False
-    """Whether its workers report steps, so that this is not an upper bound."""
+    """Whether its workers report steps; if not, `useful_s` is only an upper bound."""
     workers: Annotated[list[WorkerReport], Meta(max_length=limits.WORKERS_REPORTED_MAX)] = []
     events: Annotated[list[EventRecord], Meta(max_length=limits.EVENTS_MAX)] = []
 

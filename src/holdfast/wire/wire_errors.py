@@ -1,4 +1,4 @@
-"""Errors about what the other side of a connection sent.
+"""Errors about the data that the other side of a connection sent.
 
 ::
 
@@ -7,7 +7,7 @@
     ├── EmptyFrame            a frame has no body
     ├── BadMessage            the body of a frame is not a valid message
     ├── BrokenSeal            a frame was changed, repeated or dropped in transit
-    ├── NotOurProtocol        the other side speaks something else: TLS, HTTP, ...
+    ├── NotOurProtocol        the other side speaks another protocol: TLS, HTTP, ...
     ├── HandshakeRefused      one side rejects the other: token, version, ...
     └── ProofRefused          an agent and a workers' store belong to different generations
 

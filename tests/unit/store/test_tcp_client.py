@@ -406,7 +406,9 @@ def test_forked_child_has_its_own_connection() -> None:
             if pid == 0:
                 try:
                     store.num_keys()
-                except DistNetworkError:  # The nonce belongs to another process, so it did connect.
+                except (
+                    DistNetworkError
+                ):  # The child connected, but the server has another process's nonce.
                     os._exit(7)
                 finally:
                     os._exit(1)

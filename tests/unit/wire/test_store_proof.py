@@ -33,7 +33,7 @@ def exchange(agent: AgentProof, store: StoreProof, piece: int = 1000) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1000])
-def test_correct_key_is_accepted_however_the_network_splits(piece: int) -> None:
+def test_correct_key_is_accepted_however_the_network_splits_the_bytes(piece: int) -> None:
     exchange(AgentProof(KEY, 3), StoreProof(KEY, 3), piece)
 
 

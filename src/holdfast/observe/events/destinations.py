@@ -7,7 +7,7 @@ A plug-in is an entry point `name = module:attribute` of the group `holdfast.eve
 arguments and returns a handler for `--event-log-handler name`. Only the selected plug-in is loaded, since
 loading one may import anything.
 
-A handler's failure never makes recording raise; only an unknown destination does.
+Recording an event raises only for an unknown destination, never because of a handler.
 """
 
 from __future__ import annotations

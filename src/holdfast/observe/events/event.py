@@ -26,7 +26,7 @@ _NAMES = {float("inf"): "Infinity", float("-inf"): "-Infinity"}
 
 
 DEPTH_MAX = 50
-"""How deep values may be nested; one that contains itself has no end."""
+"""How deep values may be nested; a value that contains itself would have no end."""
 
 
 def json_text(value: Any, depth: int = 0) -> str:

@@ -174,7 +174,7 @@ class JsonLinesEventHandler(EventHandler):
         try:
             written = os.write(self._descriptor, data)
         except OSError as problem:
-            problem.filename = self.path  # The message then names the disk that is full.
+            problem.filename = self.path  # So that the message of a full disk names the file.
             raise
         self._size += written
         self._is_line_begun = written < len(data) and (written > 0 or self._is_line_begun)

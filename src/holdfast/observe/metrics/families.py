@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-"""Half decades, from the start of a process to a rendezvous that waits for a machine."""
+"""The default bounds, two in each decade: a process starts in 1 ms, a rendezvous may wait 1,000 s for a machine."""
 
 
 class Histogram:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import NamedTuple
 
     class MetricData(NamedTuple):
-        """One value: when (seconds since 1970), in which group, by which name."""
+        """One value with its time (seconds since 1970), its group and its name."""
 
         timestamp: float
         group_name: str

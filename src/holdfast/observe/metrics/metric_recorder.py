@@ -101,7 +101,7 @@ class MetricRecorder:
         if self._initializing_since is None:
             self._initializing_since = event.at - event.took_s
         before = self._rendezvous
-        if before is not None:  # This node had a rank, but its workers got none.
+        if before is not None:  # This node had a rank, but its workers received none.
             self._call(ASSIGN_RANKS, event.at - before.at, failed=True)
             self._end_rendezvous(event.at - before.at, failed=True)
         if not event.error:

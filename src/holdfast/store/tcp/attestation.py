@@ -37,7 +37,7 @@ _NO_ROUTE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
 class HostAttestation:
     """Attests this host at the store of one generation, from `start` until success or `cancel`.
 
-    A failure is one warning. With `optional`, for a store that serves every host, it is a debug message.
+    It logs a failure once, as a warning; with `optional`, for a store that serves every host, as a debug message.
     """
 
     def __init__(

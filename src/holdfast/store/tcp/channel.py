@@ -69,7 +69,7 @@ class DeadlinePassed(Exception):
 
 
 class InvalidResponse(Exception):
-    """The server's response breaks the protocol; the message says how."""
+    """The server's response violates the protocol; the message says how."""
 
 
 class WaitTimedOut(Exception):
@@ -300,7 +300,7 @@ class Channel:
         """Run `exchange` on the connection, and return its result.
 
         Raises `DistNetworkError` for a lost connection, `StoreTimeoutError` when time is up, and
-        `DistStoreError` for an invalid response. Other threads that call wait meanwhile.
+        `DistStoreError` for an invalid response. Calls of other threads wait until this one ends.
         """
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)):
@@ -362,7 +362,10 @@ class Channel:
         return self._connection
 
     def _drop_if_unused(self) -> bool:
-        """Close the connection unless a call is using it, which then does so when it ends."""
+        """Close the connection unless a call is using it; return whether it was closed.
+
+        A call in progress closes the connection when it ends.
+        """
         if not self._lock.acquire(blocking=False):
             return False
         self._drop()

@@ -1,4 +1,4 @@
-"""A TCPStore server inside this process: an agent's for its workers, or that of a `TCPStore` master.
+"""A TCPStore server inside this process, which an agent runs for its workers, or a `TCPStore` master runs.
 
 Most jobs on one node never use the store, so it costs them only a sleeping thread. The thread imports
 `store_server`, which does the work, when the first client connects.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from holdfast.store.tcp.store_server import ServingLoop
 
 BACKLOG = 65_535  # Connections that wait to be accepted; the kernel has a lower limit of its own.
-# A client whose host vanished is noticed after about two minutes.
+# Detects a client whose host vanished after about two minutes.
 KEEPALIVE_IDLE_S = 60
 KEEPALIVE_INTERVAL_S = 15
 KEEPALIVE_PROBES = 4

@@ -215,7 +215,7 @@ class ClientConnection:
 
     @property
     def host_name(self) -> str:
-        """The address of its host, for people."""
+        """The address of its host, for messages."""
         match self.address:
             case (str(host), *_):
                 return host.removeprefix("::ffff:")
@@ -245,7 +245,7 @@ class ServingLoop:
         access: Access | None = None,
     ) -> None:
         self.connections: dict[int, ClientConnection] = {}
-        """The open ones, by their client number in the key space."""
+        """The open connections, by client number in the key space."""
         self._by_descriptor: dict[int, ClientConnection] = {}
         self._listener = listener
         self._epoll = epoll
@@ -255,7 +255,9 @@ class ServingLoop:
         self._held = HalfOpen(
             0
         )  # Connections of hosts that are not attested yet; they are not read.
-        self._remote: dict[bytes, dict[ClientConnection, None]] = {}  # By host, if not this one.
+        self._remote: dict[
+            bytes, dict[ClientConnection, None]
+        ] = {}  # Connections from other hosts, by host.
         self._again: dict[
             ClientConnection, None
         ] = {}  # Connections that yielded with requests left.

@@ -109,7 +109,7 @@ def encode_hello(nonce: int) -> bytes:
 
 
 def own_nonce() -> int:
-    """Return the field of PING, whose response is the same number."""
+    """Return the number to send with PING; the response repeats it."""
     return os.getpid() & 0xFFFFFFFF
 
 

@@ -134,7 +134,7 @@ def control_ports(team: EtcdTeam) -> dict[str, ControlPort]:
     return {one.status.info.node: one.control for one in records if one.control is not None}
 
 
-async def ask_without_end(team: EtcdTeam) -> None:
+async def request_stacks_until_closed(team: EtcdTeam) -> None:
     """Request stacks from an agent without reading them, until it closes the connection."""
     access = ControlCredentials(run_id=team.run_id, token=TOKEN.encode())
     found = access.contacts(("", "127.0.0.1", one) for one in control_ports(team).values())
@@ -256,7 +256,7 @@ def test_silent_clients_do_not_affect_an_agent_and_a_set_token_is_required(
                     )
                     one.sendall(said)
             machines.await_reports(ELSEWHERE, "a", "b")
-        asyncio.run(ask_without_end(team))
+        asyncio.run(request_stacks_until_closed(team))
         machines.await_reports(ELSEWHERE, "a", "b")
         looking, _ = machines.run("a", "token", "--read-only", "--job", team.run_id)
         machines.run(ELSEWHERE, "logs", token=looking.strip())
