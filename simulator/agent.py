@@ -200,7 +200,7 @@ class Agent(Process):
         self.link: Link | None = None
         self.cut_in = self.cut_out = False
         self.reached_since = -inf
-        """When it was last cut off, if it is not any more."""
+        """When its last disconnection ended; None if it was never disconnected."""
         self.apart: frozenset[Decider] = frozenset()
         """The coordinators that this agent cannot reach, although it may reach others."""
         self.lag_s = 0.0

@@ -309,24 +309,26 @@ class OneGenerationPerNode(Checker):
 
 
 class NoOlderWorkers(Checker):
-    """No worker starts while one of an earlier generation runs, on whatever node.
+    """No worker starts while a worker of an earlier generation runs on any node.
 
-    Excepted are nodes that a coordinator never knew, and those that it lost because they were cut off, in
-    the job or after they left it, if such nodes let their workers run (`on_lost=run`). Whether a node was cut off counts at the time of
-    its loss: a stopped node that is reached again still cannot know that it is lost. A coordinator that
-    was replaced, and does not know it, has workers of its own.
+    There are three exceptions. First, nodes that the coordinator never knew. Second, if nodes let their
+    workers run (`on_lost=run`), nodes that were lost because they were disconnected, in the job or after
+    they left it. The connection at the time of the loss counts: a node that is stopped and reconnected
+    after that does not know yet that it is lost. Third, the workers of a replaced coordinator.
     """
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._known: dict[int, set[int]] = {}  # Incarnations, by the coordinator that knows them.
-        self._excused: dict[int, set[int]] = {}  # Those that may have workers though they are lost.
-        self._begun_aside: set[tuple[str, int]] = set()  # Generations of replaced coordinators.
+        self._excused: dict[int, set[int]] = {}  # Lost incarnations that may still have workers.
+        self._started_by_replaced: set[tuple[str, int]] = (
+            set()
+        )  # Generations of replaced coordinators.
 
     def decided(self, decision: Decision) -> None:
         before, after = decision.before, decision.after
         if decision.coordinator in self.world.replaced:
-            self._begun_aside.add((decision.job.run_id, after.generation))
+            self._started_by_replaced.add((decision.job.run_id, after.generation))
         known = self._known.setdefault(decision.coordinator.number, set())
         known |= after.incarnations
         if before is not None and decision.status is None:
@@ -341,7 +343,10 @@ class NoOlderWorkers(Checker):
     def workers_starting(self, agent: Agent, generation: int) -> None:
         assert agent.view is not None
         decider = agent.decider(agent.view)
-        if decider in self.world.replaced or (agent.job.run_id, generation) in self._begun_aside:
+        if (
+            decider in self.world.replaced
+            or (agent.job.run_id, generation) in self._started_by_replaced
+        ):
             return  # The second case: a successor continues a generation of a replaced coordinator.
         by = decider.number
         known, excused = self._known.get(by, set()), self._excused.get(by, set())
@@ -460,10 +465,10 @@ class ClosedIsFinal(Checker):
             retryable = job.failure is None or job.failure.retryable
             if retryable and job.restarts < truth.settings.max_restarts:
                 self.violated(f"{job.run_id} failed with restarts left")
-        elif not self._is_asked_for(job):
+        elif not self._is_requested(job):
             self.violated(f"{job.run_id} was closed without a request")
 
-    def _is_asked_for(self, job: Job) -> bool:
+    def _is_requested(self, job: Job) -> bool:
         request = self.world.requests.get(job.request)
         if request is not None and request.action == Action.STOP.value:
             self._stopped.add(job.run_id)
@@ -639,7 +644,7 @@ class Departures:
     def note(self, decision: Decision) -> list[tuple[str, str]]:
         """Note a decision; return the jobs and hosts of members that left."""
         before, after, run_id = decision.before, decision.after, decision.job.run_id
-        if not after.nodes:  # No node is left that another one could disturb.
+        if not after.nodes:  # Without other nodes, a departure disturbs none.
             self._times = {key: at for key, at in self._times.items() if key[0] != run_id}
             return []
         if before is None or before.phase is not JobPhase.ACTIVE:
@@ -690,7 +695,9 @@ class RoundFormsInTime(Checker):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self._waits: dict[tuple[int, str], tuple[int, float, float]] = {}  # Term, last look, sum.
+        self._waits: dict[
+            tuple[int, str], tuple[int, float, float]
+        ] = {}  # Term, last check, total.
 
     def decided(self, decision: Decision) -> None:
         now, after, job = self.world.now, decision.after, decision.job
@@ -771,7 +778,7 @@ class RequestsAnswered(Checker):
                 self.violated(f"{agent.node} waits for an answer to {request}")
 
 
-HELD_BACK_S = 35.0  # The longest delay before a flapping node may run again.
+EXCLUDED_S = 35.0  # The longest delay before a flapping node may run again.
 
 
 class RoundForms(Checker):
@@ -788,16 +795,16 @@ class RoundForms(Checker):
     def decided(self, decision: Decision) -> None:
         self._departures.note(decision)
 
-    def _may_be_held_back(self, agent: Agent) -> bool:
+    def _may_be_excluded(self, agent: Agent) -> bool:
         return (
-            self.world.now - agent.joined_at < HELD_BACK_S
+            self.world.now - agent.joined_at < EXCLUDED_S
             and self._departures.of((agent.job.run_id, agent.host)) >= 2
         )
 
     def settled(self, job: JobTruth) -> None:
         known = self.world.coordinator.job(job.run_id)
         settings = job.settings
-        living = [agent for agent in job.living if not self._may_be_held_back(agent)]
+        living = [agent for agent in job.living if not self._may_be_excluded(agent)]
         if len(living) < settings.min_nodes or job.closed_by:
             return
         if known is None or known.phase is not JobPhase.ACTIVE:

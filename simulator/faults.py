@@ -545,7 +545,7 @@ class FaultInjector:
             agent.cut_in = agent.cut_out = False
             agent.reached_since = self._world.now
             self._world.note(agent, "is connected again")
-            self._world.network.healed(agent)
+            self._world.network.deliver_held(agent)
             self._world.disturb()
 
     # The coordinator.
@@ -628,7 +628,7 @@ class FaultInjector:
         for agent in self._everybody():
             if agent.apart:
                 agent.apart = frozenset()
-                world.network.healed(agent)
+                world.network.deliver_held(agent)
             if agent.link is not None and self._rng.random() < RESET_SHARE:
                 world.network.close_from_agent(agent.link)
                 agent.after(0.0, agent.link_lost, agent.link)

@@ -121,15 +121,15 @@ class Members:
         self._member = member
         self._one_at_a_time = one_at_a_time
         self._count = itertools.count()
-        after(DECISION_S, self._decide_again)
+        after(DECISION_S, self._decide_periodically)
 
     @property
     def now(self) -> float:
         return self._clock()
 
-    def _decide_again(self) -> None:
+    def _decide_periodically(self) -> None:
         self.decide()
-        self.after(DECISION_S, self._decide_again)
+        self.after(DECISION_S, self._decide_periodically)
 
     # Faults and repairs.
 
@@ -248,7 +248,7 @@ class Members:
                     self.clusters.append(cluster)
                 self._boot(machine, Data(cluster, (bootstrap.id, machine.name)))
             case ReplaceVoter():
-                self._claim(machine)
+                self._replace_voter(machine)
             case StartAddedEtcd((cluster_name, _)):
                 cluster = self.bootstrapped[cluster_name]
                 self._boot(machine, Data(cluster, cluster.voters.get(machine.name)))
@@ -374,26 +374,26 @@ class Members:
             assert one.data is not None
             one.data.log = cluster.decided
 
-    def _claim(self, machine: Machine) -> None:
+    def _replace_voter(self, machine: Machine) -> None:
         life = machine.life
 
-        def refuse() -> None:
+        def report_failed() -> None:
             if self._alive(machine, life):
                 self.deliver(machine, VoterNotReplaced("no"))
 
-        def leader_seen() -> Cluster | None:
+        def reachable_cluster() -> Cluster | None:
             for cluster in reversed(self.clusters):
                 if any(self.reaches(machine, one) for one in self.quorum(cluster)):
                     return cluster
             return None
 
         def remove() -> None:
-            cluster = leader_seen()
+            cluster = reachable_cluster()
             lock = cluster.lock if cluster is not None else None
             held = lock is not None and lock[0] != machine.name and lock[1] > self.now
             held = held and self._one_at_a_time
             if cluster is None or held or not self._alive(machine, life) or machine.frozen:
-                self.after(self._delay(), refuse)
+                self.after(self._delay(), report_failed)
                 return
             cluster.lock = (machine.name, self.now + CLAIM_S)
             missing = self.machines.keys() - cluster.voters.keys() - {machine.name}
@@ -411,21 +411,21 @@ class Members:
         def add(cluster: Cluster) -> None:
             group = self.quorum(cluster)
             if not group or self._loses() or not self._alive(machine, life) or machine.frozen:
-                self.after(self._delay(), refuse)
+                self.after(self._delay(), report_failed)
                 return
             self._commit(cluster, group)
             cluster.voters[machine.name] = (cluster.name, machine.name, next(self._count))
             if self._loses():
-                self.after(self._delay(), refuse)
+                self.after(self._delay(), report_failed)
             else:
-                self.after(self._delay(), given)
+                self.after(self._delay(), report_added)
 
-        def given() -> None:
-            cluster = leader_seen()
+        def report_added() -> None:
+            cluster = reachable_cluster()
             if self._alive(machine, life) and cluster is not None:
                 self.deliver(machine, VoterReplaced((cluster.name, "")))
             else:
-                refuse()
+                report_failed()
 
         self.after(self._delay(), remove)
 

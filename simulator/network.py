@@ -209,7 +209,7 @@ class Network:
         if len(link.held) < HELD_MESSAGES_MAX and self._random() < 0.5:
             link.held.append((up, message))
 
-    def healed(self, agent: Agent) -> None:
+    def deliver_held(self, agent: Agent) -> None:
         """Deliver the messages that the agent's link held during a cut, if the link is still open."""
         link = agent.link
         if link is None:
@@ -229,7 +229,7 @@ class Network:
     def open(self, agent: Agent) -> None:
         """Connect an agent; it receives the outcome as an event."""
         at = self.delay_s(agent) * 2
-        coordinator = self._found_by(agent)
+        coordinator = self._reachable_coordinator(agent)
         unheard = agent.cut_out or agent.cut_in or not coordinator.host_up
         unheard = unheard or coordinator in agent.apart
         if unheard:
@@ -240,7 +240,7 @@ class Network:
             self._links += 1
             agent.after(at, agent.link_opened, Link(self._links, agent, coordinator))
 
-    def _found_by(self, agent: Agent) -> Coordinator:
+    def _reachable_coordinator(self, agent: Agent) -> Coordinator:
         """Return the first coordinator that responds to an agent, or else the newest one."""
         newest = self.world.coordinator
         assert isinstance(newest, Coordinator)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from certificates import Pair, make_ca, make_certificate
-from holdfast.etcd.runner import LOOPBACK, EtcdProcess, find_binary, hold_port, last_words
+from holdfast.etcd.runner import LOOPBACK, EtcdProcess, find_binary, hold_port, log_tail
 
 if TYPE_CHECKING:
     import socket
@@ -146,7 +146,7 @@ class Etcd:
         try:
             self._running().wait_ready(PATIENCE_S)
         except Exception as problem:
-            problem.add_note(f"{self.name}: {last_words(self.log)}")
+            problem.add_note(f"{self.name}: {log_tail(self.log)}")
             raise
 
     def stop(self) -> None:

@@ -157,8 +157,8 @@ class AnyNodeTakesOverId(Rounds):
     """A node with the id of a connected node replaces it, even if that one is alive."""
 
     def _contend(self, status: Status, known: Node) -> list[View]:
-        broken = self._remove(known, "another came", superseded=True)
-        return self._join(status, "another came" if broken else "")
+        broken = self._remove(known, "another node joined", superseded=True)
+        return self._join(status, "another node joined" if broken else "")
 
 
 class GenerationReused(Rounds):
@@ -224,7 +224,7 @@ class ResumesIncompleteRound(Rounds):
         job.phase = JobPhase.ACTIVE
         job.waiting = False
         self.rank_table = rounds.RankTable(job)
-        self._record_change("some are back")
+        self._record_change("some members reconnected")
         return self._send_all()
 
     def check(self) -> None:
@@ -341,8 +341,8 @@ class WrongSize(Rounds):
 class NoMaximum(Rounds):
     """A round includes all connected nodes."""
 
-    def _size(self, here: int) -> int:
-        return here
+    def _size(self, eligible: int) -> int:
+        return eligible
 
     def check(self) -> None:
         pass

@@ -3,12 +3,12 @@
 When a worker fails, its peers lose their connections to it and fail too, and their exits may be observed
 before its own. The evidence, from the strongest to the weakest:
 
-1.  A worker that ended only because its group was stopped is not the cause, unless all did.
-2.  If a worker's error is about a peer (a reset connection, a collective that timed out), it is a
-    consequence of a failure that is not, in whatever order they were observed. But a failure much later
-    than the error cannot be its cause.
-3.  Tearing down a process takes time, more for a larger one. So a worker that was killed may have failed
-    some time before its exit was observed; a worker that exited without an error, a shorter time.
+1.  If a worker ended only because its group was stopped, it is not the cause, unless this is true of all.
+2.  An error about a peer (a reset connection, a collective that timed out) is a consequence of an error
+    that is not about a peer, in whatever order they were observed. But a failure much later than an error
+    cannot be its cause.
+3.  The kernel needs time to tear down a process. So a killed worker may have failed up to 250 ms before its
+    exit was observed, and a worker that exited without an error up to 50 ms.
 4.  Otherwise the times decide: when a worker's traceback began, or when it exited if it has none.
 
 Times are nanoseconds on the clock of one observer; an unknown time is 0. If failures are too close to

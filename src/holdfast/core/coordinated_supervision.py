@@ -317,7 +317,7 @@ class CoordinatedSupervision(Supervision):
 
     def _signal_stopping(self, event: SignalReceived) -> list[Effect]:
         first = [] if self.signum else [self._report(NodePhase.LEAVING)]
-        if first and self._after_stop is StopReason.SUCCEEDED:  # The success of its workers counts.
+        if first and self._after_stop is StopReason.SUCCEEDED:  # Report the success before leaving.
             first.insert(0, self._report(NodePhase.SUCCEEDED))
         return [*first, *super()._signal_stopping(event)]
 

@@ -158,7 +158,7 @@ class CoordinatorMachine:
         self._liveness: Liveness[Peer] = Liveness(now, silence_s=silence_s, grace_s=grace_s)
         self._clock = AttendedClock(now, silence_s / STEPS_PER_SILENCE)
         self._waits: dict[str, WaitTimers] = {}  # Of waiting jobs, by the attended clock.
-        self._empty_since: dict[str, float] = {}  # The longest first.
+        self._empty_since: dict[str, float] = {}  # Ordered: the longest-empty job first.
         self._calls: dict[str, RollCall] = {}  # By job, while failures are held.
         self._calls_made = 0
         self._keep_s = closed_job_keep_s
@@ -239,9 +239,9 @@ class CoordinatorMachine:
         if rounds is not None:
             if not self._is_full(rounds.job, status.info):
                 return None
-            why = f"the job has {self._nodes_max} nodes already"
+            why = f"the job already has {self._nodes_max} nodes"
             return _refused(status, RefusalReason.TOO_MANY_NODES, why)
-        if status.phase is NodePhase.LEAVING or status.stuck:  # No job needs it.
+        if status.phase is NodePhase.LEAVING or status.stuck:  # It is no reason to create a job.
             return _ack(status, status.seq)
         if not self._make_room():
             why = f"the coordinator already has {self._jobs_max} jobs; use another one, or end some jobs"

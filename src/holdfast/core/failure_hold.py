@@ -15,7 +15,7 @@ one job:
 
 Use: call `hold` for each status for which `must_hold` is true, `hold_departure` for each for which
 `must_hold_departure` is true, and `responded` for each response. After every event, decide about the
-statuses that `release` returns. Drivers ask the members differently: a coordinator sends an
+statuses that `release` returns. Drivers request responses differently: a coordinator sends an
 acknowledgement with the number of the roll call, and a leader on etcd stores that number.
 """
 

@@ -114,7 +114,7 @@ def check_settings(settings: JobSettings) -> None:
         if not least <= value <= most:
             raise ValueError(f"{name} {value} is not between {least} and {most}")
     if settings.min_nodes > settings.max_nodes:
-        raise ValueError(f"min_nodes {settings.min_nodes} is over max_nodes {settings.max_nodes}")
+        raise ValueError(f"min_nodes {settings.min_nodes} is above max_nodes {settings.max_nodes}")
 
 
 def differences(mine: JobSettings, theirs: JobSettings) -> list[tuple[str, str, str]]:

@@ -1,6 +1,6 @@
 """The limits of messages between nodes. `core.bounded` has them as types.
 
-Each limit is far above what a real job needs and far below what would hurt.
+Each limit is far above what a real job needs, and low enough that a hostile peer cannot do harm.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ AWAY_S_MAX = 10 * 366 * 86_400.0
 
 COUNTER_MAX = 2**62
 """The limit of counters and random numbers: terms, revisions, generations and so on. msgpack can encode
-numbers below 2**64; the distance is so large that incrementing a hostile value never reaches that."""
+numbers below 2**64, which incrementing even a hostile value does not reach."""
 REPORTED_COUNTER_MAX = 2**53
 """The limit of counters that a node reports. A coordinator that accepts such a value continues to count
 from it (`core.rounds`)."""

@@ -40,10 +40,10 @@ The rules:
     not started, the coordinator first waits for nodes outside it, which may still have workers.
 11. One machine serves one job. Run ids keep jobs apart.
 12. While any node may have workers of an earlier generation, no worker of a later generation starts on
-    any node. A node has no workers once it reports so (`Status.clear`), or once it is lost; if it
-    fences itself, only after the time by which it must have done so. Until then views say to stop and
-    not to start yet, and they name the slow nodes. A node that joins meanwhile enters the round
-    immediately. Nodes that leave are waited for, too.
+    any node. A node has no workers once it reports so (`Status.clear`), or once it is lost. A lost node
+    that fences itself may have workers until its stop deadline. Until then views say to stop and not to
+    start yet, and they name the slow nodes. A node that joins meanwhile enters the round immediately.
+    The job also waits for nodes that leave.
 13. If a node leaves and rejoins repeatedly, it is excluded before it may run again: not the first
     time, then longer each time (`return_delay_s`), until it has stayed for `QUIET_S`. A node is
     recognized by its id. A node with a new id takes over the record of a node that left the same host;
@@ -146,7 +146,7 @@ RETURN_DELAY_S_MIN = 6.0
 RETURN_DELAY_S_MAX = 30.0
 """A higher value saves restarts because of a flapping node, but a job that needs that node waits longer."""
 QUIET_S = 60.0
-"""A departure is forgotten after one to two times this long."""
+"""The interval at which old departures are forgotten; each is kept for one to two intervals."""
 FLAPS_MAX = 1_024
 """The number of nodes whose departures are recorded. Further nodes rejoin without delay."""
 PRESENT_CHANGE_MIN = 0.1

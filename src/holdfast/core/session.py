@@ -87,8 +87,8 @@ class Connected(Event):
     """The connection is open, and both sides are authenticated."""
 
     confirmed_at: float | None = None
-    """The send time of this node's newest message that is known to be delivered; 0 if there may be
-    none; None for a new connection."""
+    """The send time of this node's newest message that is known to be delivered; 0 if there is none;
+    None if the connection is new."""
     place: int = 0
     """The index of the endpoint in the list."""
 

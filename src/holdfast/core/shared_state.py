@@ -28,9 +28,9 @@ The rules:
     ignored.
 5.  If the job is final, or the node is not in it, the node stops reading until it has a new status. A
     node that joins just after the job failed still waits for the report.
-6.  If the store fails or does not respond for `away_s`, the node gives up once, and keeps trying. Time
-    during which the process was suspended does not count. If the first state it reads is invalid, or
-    the store does not keep the state, the node gives up immediately.
+6.  If the store fails or does not respond for `away_s`, the node reports once that it gives up, but keeps
+    trying. Time during which the process was suspended does not count. If the first state it reads is
+    invalid, or the store does not keep the state, the node gives up immediately.
 7.  If another node has the same node id, this node watches it. If the other node is lost, this node
     stores the loss; if the other node is known to be alive, this node is refused.
 8.  If a live member does not start a generation within `absent_s`, or does not stop its workers for
@@ -102,7 +102,7 @@ STATE_MARK = b"holdfast job 1\n"
 STATE_BYTES_MAX = 4 * 1024 * 1024
 """A larger state is not read. This is enough for about ten thousand nodes, and TCPStore can hold it."""
 UNSTORED_MAX = 8
-"""Statuses that wait to be stored. Only an unavailable store exceeds this; the oldest are dropped."""
+"""Statuses that wait to be stored. Above this, which needs an unavailable store, the oldest are dropped."""
 READ_S_MIN = 0.005
 READ_S_MAX = 0.1
 READ_S_PER_NODE = 0.004

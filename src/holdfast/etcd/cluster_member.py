@@ -93,7 +93,7 @@ from holdfast.etcd.probe import (
     cluster_at,
     probe_member,
 )
-from holdfast.etcd.runner import EtcdProcess, environment, find_etcd, last_words
+from holdfast.etcd.runner import EtcdProcess, environment, find_etcd, log_tail
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.loop_thread import LoopThread
 
@@ -452,7 +452,7 @@ class EtcdMember:
         if process is not self._process:
             return  # It was stopped.
         self._release_process().stop()
-        output = last_words(Path(self._folder, "log"))
+        output = log_tail(Path(self._folder, "log"))
         console.warning(f"etcd on this machine exited{f': {output}' if output else ''}")
         self._handle(EtcdEnded(output))
 

@@ -179,7 +179,7 @@ def decode_refusal(status: int, body: bytes) -> Refusal:
         error = _error.decode(body)
     except MALFORMED:
         error = _Error()
-    if error.text and error.text != "Not Found":  # Which is said of an unknown path.
+    if error.text and error.text != "Not Found":  # The answer for an unknown path.
         return _classify(error.text, error.grpc_code)
     if status == _NOT_FOUND:
         return Refusal(Problem(ProblemKind.REFUSED, NO_GATEWAY), Handling.ELSEWHERE)
@@ -187,7 +187,7 @@ def decode_refusal(status: int, body: bytes) -> Refusal:
         why = f"it answered HTTP {status}"
         return Refusal(Problem(ProblemKind.UNREACHABLE, why), Handling.UNSURE)
     words = quoted(body.decode(errors="replace").strip())
-    if "HTTPS server" in words:  # As servers written in Go say.
+    if "HTTPS server" in words:  # The default text of servers in Go.
         return Refusal(Problem(ProblemKind.DENIED, TLS_ONLY), Handling.ELSEWHERE)
     why = f"it answered HTTP {status}, which etcd does not: {words}"
     return Refusal(Problem(ProblemKind.REFUSED, why), Handling.ELSEWHERE)
@@ -498,7 +498,7 @@ def decode_line(line: bytes) -> WatchEvents | Refusal:
     if result.canceled:
         refusal = _classify(result.cancel_reason or "it ended the watch", _UNAVAILABLE)
         if refusal.problem.kind is ProblemKind.DENIED:
-            # etcd says the same of a token that has expired.
+            # etcd also sends this for an expired token.
             return Refusal(refusal.problem, Handling.RENEW_TOKEN)
         return refusal
     if not result.events:

@@ -32,7 +32,7 @@ from holdfast.etcd.runner import (
     EtcdProcess,
     find_binary,
     hold_port,
-    last_words,
+    log_tail,
 )
 from holdfast.etcd.sync_client import EtcdClient
 
@@ -54,7 +54,7 @@ HEALTH_S = 1.0  # The limit of one health check; a ready etcd responds within a 
 class EtcdServer:
     """Starts and stops one etcd process. Any thread may call it.
 
-    It is stopped at the end of a `with`, when the object is dropped, and when the program ends.
+    It is stopped at the end of a `with`, when the object is garbage-collected, and when the program exits.
     If the program is killed, etcd is killed too, and the temporary folder is removed.
     """
 
@@ -77,7 +77,7 @@ class EtcdServer:
         """
         with self._lock:
             if self._process is not None and self._process.returncode is None:
-                raise UsageError(f"this EtcdServer runs already, at {self.get_endpoint()}")
+                raise UsageError(f"this EtcdServer is already running at {self.get_endpoint()}")
             self.stop()  # Remove the files of a process that exited by itself.
             deadline = time.monotonic() + timeout
             for left in reversed(range(max(1, num_retries))):
@@ -172,7 +172,7 @@ def command_line(binary: str, data: Path, client: socket.socket, peer: socket.so
 
 def explained(problem: object, log: Path) -> str:
     """Return a problem with the end of etcd's log, if there is one."""
-    words = last_words(log)
+    words = log_tail(log)
     return f"{problem}: {words}" if words else str(problem)
 
 

@@ -2,12 +2,12 @@
 
 `EtcdServer` and the members of `--ha` both run etcd this way.
 
-A guard, a few lines of Python, is etcd's parent. It exits as etcd does. If the process that runs etcd is killed,
-the guard kills etcd and removes its folder; if the guard itself is killed, the kernel kills etcd
-(`PR_SET_PDEATHSIG`).
+A guard, a few lines of Python, is etcd's parent. It exits with etcd's exit code or signal. If the process that
+runs etcd is killed, the guard kills etcd and removes its folder; if the guard itself is killed, the kernel
+kills etcd (`PR_SET_PDEATHSIG`).
 
-etcd reports readiness as systemd expects it: by a datagram to the socket in `NOTIFY_SOCKET`, whose sender
-the kernel names. Some versions do so only under systemd; their health is checked meanwhile.
+etcd reports readiness in systemd's way: it sends a datagram to the socket in `NOTIFY_SOCKET`, and the kernel
+identifies the sender. Some versions do so only under systemd; for them the caller checks etcd's health.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class EtcdProcess:
         return self._guard.poll()
 
     def wait_ready(self, timeout_s: float, healthy: Callable[[], bool] | None = None) -> None:
-        """Return when etcd is ready; `healthy` checks an etcd that does not report it."""
+        """Return when etcd is ready; `healthy` is polled in case etcd does not report readiness."""
         now = time.monotonic()
         deadline, look_at = now + timeout_s, now + LOOK_AGAIN_S
         poll = select.poll()
@@ -294,7 +294,7 @@ class EtcdProcess:
     def stop(self, limit_s: float = STOP_S) -> None:
         """Stop etcd and wait for its exit; kill it after the limit. A second call does nothing."""
         self.signal(signal.SIGTERM)
-        self.signal(signal.SIGCONT)  # A stopped process receives SIGTERM only then.
+        self.signal(signal.SIGCONT)  # A stopped process handles SIGTERM only after it continues.
         try:
             self._guard.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -322,10 +322,10 @@ def exit_text(code: int | None) -> str:
     return f"exited with code {code}"
 
 
-def last_words(log: Path) -> str:
-    """Return the last lines of a log in one line; empty without a log.
+def log_tail(log: Path) -> str:
+    """Return the last lines of a log as one line; empty if there is no log.
 
-    An etcd that does not know a flag prints that first, and then its whole usage.
+    If etcd does not know a flag, the first line says so, and its usage follows.
     """
     try:
         with log.open("rb") as stream:

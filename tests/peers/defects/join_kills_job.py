@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from .stage import Evidence, Lab, Nodes, NotReached, last_words, present
+from .stage import Evidence, Lab, Nodes, NotReached, log_tail, present
 
 CONF = {"read_timeout": 4, "last_call_timeout": 1}
 
@@ -28,7 +28,7 @@ def show() -> Evidence:
             return Evidence(shown=False, text="both nodes run in a world of two")
         took_s = time.monotonic() - began
         text = f"{took_s:.0f} s after the second agent's start both had ended, codes {codes}: "
-        return Evidence(codes == [1, 1], text + last_words(joiner))
+        return Evidence(codes == [1, 1], text + log_tail(joiner))
 
 
 if __name__ == "__main__":

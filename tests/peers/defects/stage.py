@@ -117,7 +117,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def last_words(agent: Agent) -> str:
+def log_tail(agent: Agent) -> str:
     """Return the last line of an agent's console."""
     lines = [line.strip() for line in agent.said().splitlines() if line.strip()]
     return lines[-1] if lines else "(nothing)"

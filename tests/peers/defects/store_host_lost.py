@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from .stage import Evidence, Lab, Nodes, last_words, present
+from .stage import Evidence, Lab, Nodes, log_tail, present
 
 
 def show() -> Evidence:
@@ -23,7 +23,7 @@ def show() -> Evidence:
         return Evidence(
             codes == [1, 1],
             f"{time.monotonic() - began:.1f} s after the SIGKILL the other two agents of 1:3 had "
-            f"ended too, codes {codes}: {last_words(others[0])}",
+            f"ended too, codes {codes}: {log_tail(others[0])}",
         )
 
 

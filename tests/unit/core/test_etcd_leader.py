@@ -38,43 +38,43 @@ def pending() -> tuple[PendingWrites, LedJob]:
     return PendingWrites(KEYS, led, LEASE), led
 
 
-def take_all(some: PendingWrites) -> list[list[Op]]:
+def take_all(writes: PendingWrites) -> list[list[Op]]:
     """Return all portions; etcd accepts each."""
     portions = []
-    while not some.is_empty:
+    while not writes.is_empty:
         etcd = SimEtcd()
         etcd.perform(0.0, Grant(60))
-        portions.append(some.take()[0])
+        portions.append(writes.take()[0])
         assert isinstance(etcd.perform(0.0, Txn((), tuple(portions[-1]))), TxnDone)
     return portions
 
 
 def test_no_portion_has_more_operations_than_etcd_accepts() -> None:
-    some, led = pending()
+    writes, led = pending()
     led.is_changed = True
     for i in range(2 * OPS_MAX + 5):
-        some.add(a_view(f"n{i}"))
+        writes.add(a_view(f"n{i}"))
     for i in range(OPS_MAX):
-        some.delete(KEYS.view(f"old{i}", 1))
-    assert [len(ops) for ops in take_all(some)] == [OPS_MAX, OPS_MAX, OPS_MAX, 6]
+        writes.delete(KEYS.view(f"old{i}", 1))
+    assert [len(ops) for ops in take_all(writes)] == [OPS_MAX, OPS_MAX, OPS_MAX, 6]
 
 
 def test_no_portion_has_more_bytes_than_etcd_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
-    some, led = pending()
+    writes, led = pending()
     draw = Random(3)
     led.is_changed = True
     led.job.report = draw.randbytes(WRITE_BYTES_MAX // 2)
     for i in range(10):
-        some.add(a_view(f"n{i}", report=draw.randbytes(WRITE_BYTES_MAX // 4)))
-    portions = take_all(some)
+        writes.add(a_view(f"n{i}", report=draw.randbytes(WRITE_BYTES_MAX // 4)))
+    portions = take_all(writes)
     sizes = [sum(len(op.value) for op in ops if isinstance(op, Put)) for ops in portions]
     assert max(sizes) <= WRITE_BYTES_MAX
     assert sum(map(len, portions)) == 11
     # A record above the limit is written alone.
     monkeypatch.setattr(leader, "WRITE_BYTES_MAX", 100)
     led.is_changed = True
-    some.add(a_view("a"))
-    assert [[op.key for op in ops] for ops in take_all(some)] == [[KEYS.job], [KEYS.view("a", 1)]]
+    writes.add(a_view("a"))
+    assert [[op.key for op in ops] for ops in take_all(writes)] == [[KEYS.job], [KEYS.view("a", 1)]]
 
 
 def test_an_invalid_roll_call_number_is_ignored() -> None:
@@ -87,27 +87,27 @@ def test_an_invalid_roll_call_number_is_ignored() -> None:
 
 
 def test_a_new_decision_is_written_before_the_remaining_views() -> None:
-    some, led = pending()
+    writes, led = pending()
     for i in range(OPS_MAX + 5):
-        some.add(a_view(f"n{i}"))
-    some.take()
+        writes.add(a_view(f"n{i}"))
+    writes.take()
     led.is_changed = True
-    some.add(a_view(f"n{OPS_MAX + 1}", 2))
-    ops, views = some.take()
+    writes.add(a_view(f"n{OPS_MAX + 1}", 2))
+    ops, views = writes.take()
     assert ops[0].key == KEYS.job
     assert [view.revision for view in views if view.node == f"n{OPS_MAX + 1}"] == [2]
 
 
 def test_the_view_of_a_node_that_left_and_returned_is_put_or_deleted_but_not_both() -> None:
-    some, _ = pending()
-    some.add(a_view("a"))
-    some.forget("a", 1)
-    assert not some.is_urgent
-    assert some.take() == ([Delete(KEYS.view("a", 1))], [])
-    some.forget("a", 1)
-    some.add(a_view("a"))
+    writes, _ = pending()
+    writes.add(a_view("a"))
+    writes.forget("a", 1)
+    assert not writes.is_urgent
+    assert writes.take() == ([Delete(KEYS.view("a", 1))], [])
+    writes.forget("a", 1)
+    writes.add(a_view("a"))
     # etcd rejects a put and a deletion of one key in one transaction.
-    assert take_all(some) == [[Put(KEYS.view("a", 1), pack(a_view("a")), LEASE)]]
+    assert take_all(writes) == [[Put(KEYS.view("a", 1), pack(a_view("a")), LEASE)]]
 
 
 class Led:

@@ -171,7 +171,7 @@ def test_successive_statuses_are_stored_in_order() -> None:
     one.report(LEAVING, 0)
     one.is_cut = False
     one.feed(RefreshRequested())
-    assert cluster.job.succeeded == {"n0"}, "leaving alone would have broken the round"
+    assert cluster.job.succeeded == {"n0"}, "storing only LEAVING would have ended the round"
     other.report(SUCCEEDED, 0)
     assert cluster.job.outcome is JobOutcome.SUCCEEDED
 
@@ -326,7 +326,7 @@ def test_an_unavailable_store_is_given_up_once_after_time_awake(hangs: bool) -> 
     if not hangs:
         one.is_cut = False
         cluster.pass_s(1.0)
-        assert not one.session.problem, "it is still tried"
+        assert not one.session.problem, "the store is still tried"
 
 
 def test_a_foreign_state_refuses_a_new_node_but_an_older_one_waits() -> None:

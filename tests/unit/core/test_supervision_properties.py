@@ -145,10 +145,10 @@ class World(RuleBasedStateMachine):
                 assert self.succeeded == self.everyone
                 self.pending = effect
             case Finish():
-                self.check_effect_end(effect)
+                self.check_finish(effect)
                 self.finish, self.pending = effect, None
 
-    def check_effect_end(self, end: Finish) -> None:
+    def check_finish(self, end: Finish) -> None:
         match end.outcome:
             case Outcome.SUCCEEDED:
                 assert self.succeeded == self.everyone
@@ -210,7 +210,7 @@ class World(RuleBasedStateMachine):
         elif not self.signals:
             assert isinstance(effect, EnterBarrier)
 
-    def answer_times(self, count: int) -> None:
+    def answer_pending(self, count: int) -> None:
         for _ in range(count):
             self.answer(unkillable=0)
 
@@ -218,7 +218,7 @@ class World(RuleBasedStateMachine):
 
     @rule(after=answers, which=st.integers(0, 3), failed=st.booleans(), retryable=mostly_true)
     def worker_exits(self, after: int, which: int, failed: bool, retryable: bool) -> None:
-        self.answer_times(after)
+        self.answer_pending(after)
         if not self.has_workers() or not self.alive:
             return
         local_rank = sorted(self.alive)[which % len(self.alive)]
@@ -237,7 +237,7 @@ class World(RuleBasedStateMachine):
 
     @rule(after=answers, retryable=mostly_true)
     def workers_become_unhealthy(self, after: int, retryable: bool) -> None:
-        self.answer_times(after)
+        self.answer_pending(after)
         if not self.has_workers():
             return
         must_stop = self.is_running()
@@ -247,7 +247,7 @@ class World(RuleBasedStateMachine):
 
     @rule(after=answers, count=st.integers(0, 2))
     def nodes_wait(self, after: int, count: int) -> None:
-        self.answer_times(after)
+        self.answer_pending(after)
         if self.situation() == "idle":
             return
         must_stop = self.is_running() and count > 0
@@ -257,7 +257,7 @@ class World(RuleBasedStateMachine):
 
     @rule(after=answers, signums=st.lists(signals, min_size=1, max_size=3))
     def signals_arrive(self, after: int, signums: list[int]) -> None:
-        self.answer_times(after)
+        self.answer_pending(after)
         if self.generation >= self.quiet_generations:
             for signum in signums:
                 self.signal_arrives(signum)

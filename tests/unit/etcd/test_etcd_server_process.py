@@ -20,7 +20,7 @@ import pytest
 from holdfast.core.etcd.calls import Get, Txn, TxnDone
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.etcd.local_etcd import EtcdServer, is_healthy, stop_etcd
-from holdfast.etcd.runner import BINARY_VARIABLE, EtcdProcess, find_binary, last_words
+from holdfast.etcd.runner import BINARY_VARIABLE, EtcdProcess, find_binary, log_tail
 from real_coordinators import eventually
 
 PATIENCE_S = 20.0  # Only a failing test waits this long.
@@ -280,5 +280,5 @@ def test_too_old_etcd_is_reported_with_the_flag_it_lacks(tmp_path: Path) -> None
     log = tmp_path / "log"
     usage = "".join(f"  --flag-{number}\n" for number in range(1000))
     log.write_text(f"flag provided but not defined: -logger\nusage: etcd [flags]\n{usage}")
-    assert "-logger" in last_words(log)
-    assert "--flag-" not in last_words(log)
+    assert "-logger" in log_tail(log)
+    assert "--flag-" not in log_tail(log)

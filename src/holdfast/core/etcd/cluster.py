@@ -1,6 +1,6 @@
-"""One machine's member in the etcd cluster of a job: the machine `ClusterMember`.
+"""The state machine of one etcd member of a job's cluster (`--ha`): `ClusterMember`.
 
-A list names the machines; each runs one member of etcd. They start in any order, and some may never start.
+A list names the machines (hosts); each runs one member of etcd. They start in any order, and some may never start.
 At any time a machine may be lost with its member's data, and return without data. Knowing only the list,
 the machines must form one cluster, and never two clusters that both make decisions.
 
@@ -71,7 +71,7 @@ BOOTSTRAP_S = 5.0
 JOIN_S = 30.0
 """How long an added member may take to catch up; the data are small."""
 BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
-"""How long a machine waits after its etcd exited soon; doubles each time."""
+"""How long a machine waits if its etcd exits shortly after its start; doubles each time."""
 LEADER_REPORT_VALID_S = 4.0
 """After a backoff of this length, the other members' report that they have a leader is reliable: they
 detect a lost leader within two seconds."""
@@ -128,8 +128,8 @@ class MemberState(Enum):
     SERVING = "serving"
     RESTARTING = "restarting"
     BACKING_OFF = "backing off"
-    """etcd exited soon after its start. The machine does not respond to probes, so that other machines
-    do not count on it. It may have data."""
+    """etcd exited shortly after its start. The machine may have data. It does not respond to probes, so
+    that the others do not count it."""
     ENDED = "ended"
 
 
@@ -354,7 +354,7 @@ class ClusterMember:
         assert not self.bootstrap or self.bootstrap.names(self._machine, self.incarnation)
 
     def _next_probe_at(self) -> float | None:
-        """Return when to probe the machines again; never before all probes of the last time ended."""
+        """Return when to probe the machines again; None while probes are under way."""
         if self._unanswered or not self._others:
             return None
         if self.state in (MemberState.DISCOVERING, MemberState.BOOTSTRAPPING):
@@ -560,7 +560,7 @@ class ClusterMember:
 
     def _etcd_ended(self, now: float) -> list[MemberEffect]:
         if self.state is MemberState.SERVING and now - self._ready_at >= STABLE_S:
-            # Without a deadline: the other members may need this one's data.
+            # The restart has no deadline, because the other members may need this one's data.
             self.state, self._failures = MemberState.RESTARTING, 0
             return [RestartEtcd()]
         if self.state not in _STARTING and self.state is not MemberState.SERVING:

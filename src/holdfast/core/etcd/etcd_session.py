@@ -109,7 +109,7 @@ if TYPE_CHECKING:
 RENEWALS_PER_LEASE = 3
 _NO_ANSWER = (ProblemKind.UNREACHABLE, ProblemKind.CLOSED)
 UNSENT_MAX = 8
-"""Statuses that wait to be stored. Only a very slow etcd exceeds this; the oldest are dropped."""
+"""Statuses that wait to be stored. Above this, which needs a very slow etcd, the oldest are dropped."""
 
 
 class SessionState(Enum):

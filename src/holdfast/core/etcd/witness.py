@@ -187,7 +187,7 @@ class Witness:
         self._ended: deque[str] = deque(maxlen=ENDED_KEPT_MAX)
 
     def has_ended(self, id: str) -> bool:  # noqa: A002 (its name)
-        """Whether a process closed its connection and refused at least one since."""
+        """Whether the connection to a process closed and its port has refused one since then."""
         watch = self._watched.get(id)
         return watch.refused if watch is not None else id in self._ended
 

@@ -649,7 +649,7 @@ class WorkerStdio:
         captured = self._captured.get((rank, STDERR))
         return captured.written() if captured is not None else 0
 
-    def last_words(self, rank: int, tail: str) -> tuple[int, int]:
+    def log_tail(self, rank: int, tail: str) -> tuple[int, int]:
         """Return the position (in bytes from the start) and the time (in nanoseconds since the epoch)
         of the last traceback in the end of a worker's standard error; -1 and 0 if unknown.
         """

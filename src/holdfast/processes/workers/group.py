@@ -790,7 +790,7 @@ class PContext(ABC):
 
         rank = exited.rank
         tail = self._stdio.stderr_tail(rank)
-        words_at, words_ns = self._stdio.last_words(rank, tail)
+        words_at, words_ns = self._stdio.log_tail(rank, tail)
         return failure_of(
             exited,
             stop_began_ns=self._stop_began_ns,
