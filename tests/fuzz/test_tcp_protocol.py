@@ -176,7 +176,7 @@ class Plain:
         raise Wrong
 
 
-def by_the_book(stream: bytes) -> tuple[Parsed, bool]:
+def reference_parse(stream: bytes) -> tuple[Parsed, bool]:
     found: Parsed = []
     plain = Plain(stream)
     try:
@@ -194,7 +194,7 @@ def by_the_book(stream: bytes) -> tuple[Parsed, bool]:
 @untimed
 @given(streams, cuts)
 def test_any_bytes_in_any_pieces_are_parsed_or_refused(stream: bytes, sizes: list[int]) -> None:
-    expected = by_the_book(stream)
+    expected = reference_parse(stream)
     assert parse([stream]) == expected
     assert parse(cut(stream, sizes)) == expected
     assert parse(cut(stream, [1])) == expected

@@ -151,7 +151,7 @@ def test_fenced_checkpoints_reject_a_replaced_writer(tmp_path: Path) -> None:
     assert "from step 3\ndone: 5 steps" in worker(9, 5).stdout
     old = worker(8, 9)
     assert old.returncode != 0
-    assert "fence 9 was here" in old.stderr
+    assert "the folder has fence 9" in old.stderr
     assert "from step 5\ndone: 5 steps" in worker(9, 5).stdout
 
 

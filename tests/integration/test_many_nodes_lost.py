@@ -58,7 +58,7 @@ def test_lost_node_is_detected_with_default_settings(tmp_path: Path) -> None:
 
 
 def test_worker_failure_caused_by_a_killed_node_is_not_charged(tmp_path: Path) -> None:
-    """It sees the end of its peer before the node counts as lost, and fails of it at once."""
+    """The worker detects its peer's exit and fails before the coordinator detects the lost node."""
     script = """
     import socket
     if int(E["WORLD_SIZE"]) == 2:

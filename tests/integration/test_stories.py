@@ -28,7 +28,7 @@ def test_story_leads_from_a_killed_worker_to_the_restart_on_all_nodes(
         for start in cluster.generation(3).values():
             start.finish()
         assert set(cluster.codes().values()) == {0}
-    # In an order of files that is not that of time.
+    # Read the files in reverse order, so that the order of the lines must come from their times.
     listing = Listing(read(sorted(set(files.values()), reverse=True)))
     lines, order = listing.lines, listing.in_order()
     died = next(

@@ -65,7 +65,7 @@ class ConnectionOwner(Protocol):
         """Call `flush` soon."""
 
     def faulty(self, peer: ServerConnection, why: str) -> None:
-        """Report a connection that was closed because of the data it sent, or did not read."""
+        """Report a connection that was closed because its peer sent invalid data, or did not read."""
 
     def disconnected(self, peer: ServerConnection) -> None: ...
 

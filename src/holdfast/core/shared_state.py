@@ -720,7 +720,10 @@ class PeerLiveness:
         lost_after_s = timeouts.lost_after_s
         self._beats: dict[Peer, int] = {}
         self._lost: dict[Peer, str] = {}
+        self.silence_s = lost_after_s
+        """How long a counter may remain unchanged, in a job of the current size."""
         self._liveness: Liveness[Peer] = Liveness(now, silence_s=lost_after_s, grace_s=lost_after_s)
+        self._lengthened_at = now
         self._waits = WaitTimers()
         self._term = 0  # After a store lost its state, the numbers of waits restart.
         self._my_beat, self._beat_at = 0, now
@@ -731,10 +734,13 @@ class PeerLiveness:
         """Update from the stored state; `me` is this node."""
         job = rounds.job
         shared_s = BEAT_S_PER_NODE * len(job.nodes)
-        lost_after_s = max(self._timeouts.lost_after_s, BEATS_PER_SILENCE_MIN * shared_s)
-        self._liveness.silence_s = lost_after_s
+        self.silence_s = max(self._timeouts.lost_after_s, BEATS_PER_SILENCE_MIN * shared_s)
+        # If the job shrinks, a node that is cut off does not know: its workers' deadline is the longer one.
+        longest_s = self._liveness.silence_s
+        if self.silence_s >= longest_s or now - self._lengthened_at >= longest_s:
+            self._liveness.silence_s, self._lengthened_at = self.silence_s, now
         interval_s = max(self._timeouts.interval_s, shared_s)
-        self.beat_s = min(interval_s, lost_after_s / BEATS_PER_SILENCE_MIN)
+        self.beat_s = min(interval_s, self.silence_s / BEATS_PER_SILENCE_MIN)
         peers = set()
         for node in others(job, me):
             peer = (node.info.node, node.info.incarnation)
@@ -751,11 +757,6 @@ class PeerLiveness:
         if job.term != self._term:
             self._term, self._waits = job.term, WaitTimers()
         self._waits.observe(now, rounds)
-
-    @property
-    def silence_s(self) -> float:
-        """The time after which a node whose counter does not change is lost."""
-        return self._liveness.silence_s
 
     def loss_of(self, node: Node) -> NodeLost | None:
         """Return the loss of a node as of the last `observe`, or None."""

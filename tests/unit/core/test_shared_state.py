@@ -226,6 +226,22 @@ def test_workers_of_a_stopped_node_exit_before_it_is_lost(nodes: int, interval_s
     assert cluster.now >= stop_at
 
 
+def test_workers_of_a_disconnected_node_exit_before_it_is_lost_even_if_the_job_shrinks() -> None:
+    cluster = Cluster(most=60, needs_answers=True)
+    nodes = [cluster.add() for _ in range(60)]
+    cluster.pass_s(10.0)
+    for node in nodes[20:]:
+        node.is_cut = True
+    cluster.pass_s(4.0)
+    nodes[0].is_cut = True
+    stop_at = nodes[0].session.stop_at
+    assert stop_at is not None
+    while "n0" in cluster.job.nodes:
+        cluster.pass_s(0.1)
+    assert len(cluster.job.nodes) == 19
+    assert cluster.now >= stop_at
+
+
 def test_workers_of_a_node_that_is_awake_may_run_even_if_one_missed_heartbeat_makes_it_lost() -> (
     None
 ):

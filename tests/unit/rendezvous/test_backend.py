@@ -175,7 +175,7 @@ def test_close_succeeds_after_a_write_conflict(cluster: Cluster) -> None:
     assert cluster.job().phase is JobPhase.CLOSED
 
 
-def test_reading_a_job_does_not_fix_the_shape_of_the_node(cluster: Cluster) -> None:
+def test_reading_a_job_does_not_fix_the_role_or_size_of_the_node(cluster: Cluster) -> None:
     handler = cluster.add(1, 1)
     assert not handler.is_closed()
     handler.enter(local_world_size=4, max_restarts=3)

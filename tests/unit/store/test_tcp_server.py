@@ -317,7 +317,9 @@ def test_connections_of_a_store_are_limited(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(loop_module, "CONNECTIONS_MAX", 2)
-    monkeypatch.setattr(loop_module, "raise_descriptor_limit", bool)  # Not of the process of tests.
+    monkeypatch.setattr(
+        loop_module, "raise_descriptor_limit", bool
+    )  # Keep the test process's limit unchanged.
     with TcpStoreServer(listener()) as server:
         server.start()
         with Client(server.port) as one, Client(server.port) as two:
@@ -334,7 +336,9 @@ def test_stores_of_one_process_share_the_limit_of_connections(
 ) -> None:
     """The previous generation may still have all its connections, and the agent needs descriptors too."""
     monkeypatch.setattr(loop_module, "CONNECTIONS_MAX", 2)
-    monkeypatch.setattr(loop_module, "raise_descriptor_limit", bool)  # Not of the process of tests.
+    monkeypatch.setattr(
+        loop_module, "raise_descriptor_limit", bool
+    )  # Keep the test process's limit unchanged.
     with (
         TcpStoreServer(listener()) as newer,
         Client(server.port) as one,
@@ -348,7 +352,7 @@ def test_stores_of_one_process_share_the_limit_of_connections(
                 two.ask(b"", b"")
             assert newer.clients == 0
             two.socket.close()
-            late.ask(b"", b"")  # It only had to wait.
+            late.ask(b"", b"")  # The client was not refused; it only had to wait.
             one.ask(b"", b"")
     assert len(caplog.messages) >= 1
 
@@ -398,7 +402,7 @@ def run(program: str, **environment: str) -> str:
 def test_without_descriptors_new_clients_wait_and_others_are_served() -> None:
     told = run(NO_DESCRIPTORS, LOGLEVEL="DEBUG")
     tries = told.count("Too many open files")
-    assert 1 <= tries < 500  # In a busy loop it would be more than one for each question above.
+    assert 1 <= tries < 500  # A busy loop would try more often than the clients send requests.
 
 
 # Beginning and end

@@ -236,7 +236,7 @@ def serve(
         try:
             listener = _adopt(listen_fd, port) if listen_fd is not None else _bind(name, port)
         except OSError as problem:
-            if problem.errno == errno.EADDRINUSE and is_agents(port):
+            if problem.errno == errno.EADDRINUSE and agent_serves(port):
                 console.info(f"the agent serves port {port}; this process is a client of it")
                 return None
             raise _cannot_serve(name, port, problem) from None
@@ -252,7 +252,7 @@ def serve(
         return mine
 
 
-def is_agents(port: int) -> bool:
+def agent_serves(port: int) -> bool:
     """Whether the environment says that the agent serves the store on this port, as torch checks."""
     says = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower()
     return says in ("1", "true", "y", "yes", "on", "t") and (
