@@ -1,4 +1,4 @@
-"""The row about restarting: a worker is killed, until a whole new generation runs user code.
+"""The row about restarting: the time from killing a worker until a whole new generation runs user code.
 
 One job gives several samples. Waiting workers hold no lock and no signal handler, so the time is that of the
 launcher: to notice the exit, stop the others, and start all again.

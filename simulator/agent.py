@@ -200,7 +200,7 @@ class Agent(Process):
         self.link: Link | None = None
         self.cut_in = self.cut_out = False
         self.reached_since = -inf
-        """When its last disconnection ended; None if it was never disconnected."""
+        """When its last disconnection ended; -inf if it never was."""
         self.apart: frozenset[Decider] = frozenset()
         """The coordinators that this agent cannot reach, although it may reach others."""
         self.lag_s = 0.0

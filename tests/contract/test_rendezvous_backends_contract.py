@@ -95,7 +95,9 @@ def test_other_nodes_read_the_state(another: Callable[[], RendezvousBackend]) ->
     assert one.get_state() == (b"two", newer)
 
 
-def test_late_first_write_changes_nothing(another: Callable[[], RendezvousBackend]) -> None:
+def test_backend_opened_later_reads_the_stored_state(
+    another: Callable[[], RendezvousBackend],
+) -> None:
     token = won(another(), b"one")
     assert another().get_state() == (b"one", token)
 

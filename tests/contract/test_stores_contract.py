@@ -159,7 +159,7 @@ def test_concurrent_appends_are_all_kept(store: Any) -> None:
     assert sorted(store.get("key")) == list(range(97, 97 + 24))
 
 
-def test_add_counts(store: Any) -> None:
+def test_add_returns_and_stores_the_sum(store: Any) -> None:
     assert (store.add("count", 2), store.add("count", -5)) == (2, -3)
     assert store.get("count") == b"-3"
 
@@ -245,7 +245,7 @@ def test_get_waits_for_a_value(store: Any) -> None:
         answering.result()
 
 
-def test_wait_ends_or_times_out(store: Any) -> None:
+def test_wait_ends_when_all_keys_exist_or_times_out(store: Any) -> None:
     store.set("a", "")
     store.wait(["a"], LONG)
     with pytest.raises(TOO_LATE):

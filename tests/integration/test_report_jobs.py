@@ -54,7 +54,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
-def test_report_of_a_restarted_job(tmp_path: Path) -> None:
+def test_report_shows_both_generations_of_a_restarted_job(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     flags = ("--nproc-per-node", "2", "--max-restarts", "1", "--log-dir", str(logs))
     with Job(tmp_path, TRAIN, *flags) as job:

@@ -1,8 +1,8 @@
 """A client of etcd for asyncio; it belongs to one running loop.
 
 A client uses one endpoint at a time. If that endpoint does not respond, or has no leader, the client switches to
-the next: idle connections are dropped and watches end, and their owners reopen them there. So a
-hanging etcd is noticed by watches as soon as by calls.
+the next: idle connections are dropped and watches end, and their owners reopen them there. So if one call
+detects that etcd hangs, all watches learn of it immediately.
 
 A call tries one endpoint after another within its limit, as long as nothing was done so far, or doing it twice
 is harmless. Otherwise the result is `ProblemKind.UNREACHABLE`.
@@ -73,7 +73,7 @@ class WatchHandle:
     ) -> None:
         self.body = body
         self.is_created = False
-        """Whether etcd has confirmed it."""
+        """Whether etcd has confirmed the watch."""
         self.task: asyncio.Task[None] | None = None
         self._on_changes, self._on_ended = on_changes, on_ended
         self._over = False
@@ -82,19 +82,19 @@ class WatchHandle:
         self._refusal: Refusal | None = None
 
     def cancel(self) -> None:
-        """End it; no callback is called after this."""
+        """End the watch; no callback is called after this."""
         self._over = True
         if self.task is not None:
             self.task.cancel()
 
     def end(self, problem: Problem) -> None:
-        """Report that it has ended, once."""
+        """Report once that the watch has ended."""
         if not self._over:
             self._over = True
             self._on_ended(problem)
 
     def drop(self, why: str) -> None:
-        """End its connection, because the client leaves the endpoint."""
+        """Close the watch's connection, because the client leaves the endpoint."""
         if self._connection is not None:
             self._connection.abort(why)
 
@@ -158,7 +158,7 @@ class AsyncEtcdClient:
         self.settings = settings
         self._loop = asyncio.get_running_loop()
         self.local_address = ""
-        """This side of the newest connection."""
+        """The local address of the newest connection."""
         self.tried: dict[str, str] = {}
         """The last problem of each endpoint that does not respond."""
         self._current = 0
@@ -229,7 +229,7 @@ class AsyncEtcdClient:
             except ConnectionProblem as problem:
                 self._failed(at, attempts, await self._explained(at, attempts, problem))
                 continue
-            except AuthenticationRefused as error:  # One endpoint's refusal holds for all.
+            except AuthenticationRefused as error:  # The refusal of one endpoint applies to all.
                 self._refused(at, attempts, error.refusal, "")
                 continue
             answer = json_gateway.decode(request, reply.status, reply.body)

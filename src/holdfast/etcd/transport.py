@@ -39,7 +39,7 @@ NOT_TLS = "it does not speak TLS: write http:// before the endpoint"
 NO_HANDSHAKE = "it closed the connection during the TLS handshake"
 
 _HTTP = b"HTTP/1."
-_ALERT = b"\x15\x03"  # Of TLS.
+_ALERT = b"\x15\x03"  # The first bytes of a TLS alert.
 
 
 class ConnectionFault(Enum):
@@ -226,7 +226,7 @@ class HttpConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Report why, unless this side aborted."""
+        """Record why the connection was lost, unless this side aborted it."""
         if self._problem is None:
             self._fail(self._loss(exc))
         if not self.ended.done():
@@ -351,7 +351,7 @@ _PLAIN_TEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECO
 def error_text(error: Exception) -> str:
     """Return an error of the operating system as readable text."""
     number = getattr(error, "errno", None) or 0
-    # With a number asyncio has its own text; negative numbers are a resolver's.
+    # For a positive number, replace asyncio's text. Negative numbers are errors of the resolver.
     text = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
     return quoted(text[:1].lower() + text[1:])
 

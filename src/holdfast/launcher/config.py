@@ -38,7 +38,7 @@ class LaunchConfig:
     """How to run a job: its size, its rendezvous, its failures and its output.
 
     The fields up to `shutdown_timeout` are TorchElastic's, in the same order. The others are Holdfast's own
-    and are given by keyword:
+    and keyword-only:
 
     stop_signal
         The name of the signal that workers get before SIGKILL.

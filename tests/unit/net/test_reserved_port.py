@@ -123,7 +123,7 @@ def test_free_port_can_be_reserved_by_number(reserved: ReservedPort) -> None:
         ("", ""),
     ],
 )
-def test_address_of_text(host: str, expected: str) -> None:
+def test_address_of_returns_the_address_of_numeric_hosts_only(host: str, expected: str) -> None:
     assert listening.address_of(host) == expected
 
 

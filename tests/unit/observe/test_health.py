@@ -123,7 +123,9 @@ def test_loop_is_silent_since_the_first_unanswered_probe(probe: LoopProbe) -> No
     assert probe.silent_s() == 0.0
 
 
-def test_wait_of_an_earlier_probe_counts(probe: LoopProbe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alive_time_includes_the_wait_of_an_earlier_probe(
+    probe: LoopProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = time.monotonic()
     monkeypatch.setattr(probe, "_responded_at", now - 2 * FRESH_S)
     monkeypatch.setattr(probe, "_probed_at", now - 100)

@@ -130,7 +130,7 @@ def test_store_of_a_job_of_one_node_is_open_by_default() -> None:
         assert rdzv_conf.parse(params).job.store.value == expected
 
 
-def test_settle_is_the_last_call() -> None:
+def test_settle_is_an_alias_of_last_call_timeout() -> None:
     assert parse(settle="2").job.settle_s == 2
     assert parse(settle="2", last_call_timeout="2.0").job.settle_s == 2
     with pytest.raises(UsageError, match="settle=2 and last_call_timeout=3"):

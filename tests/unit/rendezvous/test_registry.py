@@ -69,7 +69,7 @@ def test_name_can_be_registered_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["c10d", "holdfast", "static", "file", "etcd", "etcd-v2"])
-def test_built_in_names_are_taken(name: str) -> None:
+def test_built_in_backend_names_cannot_be_registered(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         rendezvous_handler_registry.register(name, create)
 

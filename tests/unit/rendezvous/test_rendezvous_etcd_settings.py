@@ -45,7 +45,9 @@ def settings(endpoint: str = "host", **config: Any) -> EtcdSettings:
         ("h1,h1:2379", [("h1", 2379)], False),
     ],
 )
-def test_endpoints(text: str, endpoints: list[tuple[str, int]], *, tls: bool) -> None:
+def test_etcd_endpoints_and_tls_are_parsed(
+    text: str, endpoints: list[tuple[str, int]], *, tls: bool
+) -> None:
     assert parse_endpoints(text) == (tuple(endpoints), tls)
     found = EtcdSettings(endpoints=tuple(endpoints))
     assert parse_endpoints(found.where)[0] == found.endpoints
@@ -57,7 +59,7 @@ def test_endpoints(text: str, endpoints: list[tuple[str, int]], *, tls: bool) ->
      "fe80::1%a b", "ftp://h1", "https://h1,h2",
      ",".join(f"h{i}" for i in range(ENDPOINTS_MAX + 1))],
 )  # fmt: skip
-def test_endpoints_that_are_refused(text: str) -> None:
+def test_invalid_etcd_endpoints_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--etcd: ") as caught:
         parse_endpoints(text, source="--etcd")
     assert "\n" not in str(caught.value)
@@ -115,7 +117,9 @@ def test_invalid_certificate_files_are_refused(tls: Tls) -> None:
         assert str(caught.value).startswith(f"--rdzv-conf: {named}")
 
 
-def test_user_and_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_gives_the_missing_user_or_password_of_etcd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def found(**config: str) -> tuple[str, str]:
         one = settings(**config)
         return one.user, one.password

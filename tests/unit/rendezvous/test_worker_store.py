@@ -153,7 +153,7 @@ def test_port_of_a_skipped_generation_is_released(
             late.recv(1)
 
 
-def test_used_port_is_drawn_again() -> None:
+def test_reserving_skips_a_port_that_was_already_used() -> None:
     stores = WorkerStore(ports=2)
     first = stores.open(0)
     stores.open(1)

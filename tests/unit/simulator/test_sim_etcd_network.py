@@ -112,7 +112,7 @@ def scene() -> Scene:
     return Scene()
 
 
-def test_etcd_comes_back_with_all_it_had_and_leases_begin_anew(scene: Scene) -> None:
+def test_etcd_returns_with_its_data_and_leases_get_their_full_time(scene: Scene) -> None:
     scene.network.ask(scene.agent, 1, Grant(5))
     scene.pass_s(SOON_S)
     ((_, granted),) = scene.agent.answers

@@ -140,7 +140,7 @@ def test_promise_ends_with_the_next_request(how: str, space: KeySpace) -> None:
     assert forgotten(space)
 
 
-def test_waiting_again_keeps_the_promise(space: KeySpace) -> None:
+def test_repeated_wait_keeps_the_promised_value(space: KeySpace) -> None:
     space.push(b"q", b"1")
     assert space.wait(A, [b"q"])
     space.release(A, b"q")

@@ -5,7 +5,7 @@ handle the answers as events. A real client performs the requests over the netwo
 its own store, so the same decisions run in both.
 
 If the answer is a `Problem`, the request was not performed; only after `UNREACHABLE` and `CLOSED` it may
-have been. Revisions are etcd's: every change of any key has a higher one.
+have been. A revision is etcd's counter, which increases with every change of any key.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ Request = Txn | Grant | KeepAlive | Revoke
 
 
 class ListMembers(msgspec.Struct, frozen=True):
-    """Read the members, with the consent of a majority."""
+    """Read the members as a majority of them agrees (a linearizable read)."""
 
 
 class AddMember(msgspec.Struct, frozen=True):
