@@ -1,7 +1,7 @@
 """The services of an agent besides its workers, in the agent's loop and without a thread.
 
 They are the watchdogs, the health probe and readiness check (`holdfast.observe.health`), samples of
-the workers' progress, the control point, and the early import of what a failure will need.
+the workers' progress, the control point, and the early import of the modules that a failure needs.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ PREIMPORTED_WITH = {
 
 
 class SideServices:
-    """Begins and ends with a run. Call `look` when a descriptor is readable or the deadline passes."""
+    """The services of one run. Call `look` when a descriptor is readable or the deadline passes."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class SideServices:
     def workers_stopped(self) -> None:
         """End the checks and samples of a generation, whose workers have exited."""
         self.watchdogs.stopped()
-        self._sample()  # Even if it is the only one.
+        self._sample()  # Even a short generation has a sample.
         self._sampled.clear()
         self._sample_at = None
 
@@ -230,7 +230,7 @@ class SideServices:
 
 
 def preimport() -> None:
-    """Load the modules that a failure will need, and the keeper's program."""
+    """Load the modules that a failure needs, and the keeper's program."""
     gc.collect()  # Free the memory of the start first, so that this reuses it.
     used = [names for first, names in PREIMPORTED_WITH.items() if first in sys.modules]
     try:

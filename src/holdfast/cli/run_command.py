@@ -153,8 +153,8 @@ def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
 def read_args(words: list[str]) -> argparse.Namespace:
     """Parse a command line as `parse_args` does.
 
-    This reads the flags of the table themselves, which is faster. Help, mistakes and joined short flags are
-    left to argparse.
+    This function parses the flags of the table itself, which is faster. It leaves help, mistakes and joined
+    short flags to argparse.
     """
     flags, script = split(words, BY_SPELLING)
     args: argparse.Namespace = SimpleNamespace()  # type: ignore[assignment]

@@ -25,7 +25,7 @@ TURN_BYTES = 1024 * 1024
 """The bytes that a stream reads in one turn, before other streams get theirs."""
 FILES_MAX = 1_024
 TAIL_BLOCK_BYTES = 64 * 1024
-LOOK_AGAIN_S = 1.0  # Where inotify is not available.
+LOOK_AGAIN_S = 1.0  # If inotify is not available.
 
 
 class LogFile:
@@ -62,7 +62,7 @@ class LogFile:
         self.at = 0 if lines else end
 
     def read(self, room: int, *, is_over: bool) -> bytes:
-        """Return whole lines; of a file that is complete, also an unfinished last line."""
+        """Return whole lines, and the unfinished last line of a complete file."""
         if os.fstat(self.fd).st_size < self.at:
             self.at = 0  # The file was truncated.
         data = os.pread(self.fd, room, self.at)

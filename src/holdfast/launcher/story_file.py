@@ -35,7 +35,7 @@ WRITE_S = 0.5
 
 
 def story_to(path: str) -> AbstractContextManager[object]:
-    """Return the context in which machines write their steps to this file, or to that of the variable."""
+    """Return the context in which machines write their steps to this file, or to the variable's file."""
     named = path or os.environ.get(STORY_ENV, "")
     if not named:
         return nullcontext()
