@@ -3,7 +3,7 @@
 Machines 0, 1 and 2 run the members of its etcd, 3 and 4 do not. The workers train with gloo. A seed
 shuffles the faults: each kind hits each machine once before any repeats. The next fault begins when
 the job runs on all machines again and all three members are healthy; some faults come in pairs that
-a job survives (`docs/concepts/what-fails.md`). All settings are the defaults.
+a job survives (`docs/concepts/what-fails.md`). `make chaos` uses the default settings.
 """
 
 from __future__ import annotations
@@ -89,10 +89,15 @@ class LongJob(Job):
     going_s_max = 120.0  # A machine that left several times in some minutes is excluded for 30 s.
 
     def __init__(
-        self, plan: Plan, folder: Path, report: Callable[[str], None], until: float = float("inf")
+        self,
+        plan: Plan,
+        folder: Path,
+        report: Callable[[str], None],
+        until: float = float("inf"),
+        settings: tuple[str, ...] = (),
     ) -> None:
         super().__init__(plan, folder)
-        self._report, self._until = report, until
+        self._report, self._until, self._settings = report, until, settings
         self._watcher: subprocess.Popen[bytes] | None = None
         self._looks = folder / "members.txt"
 
@@ -105,6 +110,7 @@ class LongJob(Job):
             "--max-restarts", "3",
             "--rdzv-id", self._run_id,
             "--preload", "torch.distributed",
+            *self._settings,
             str(WORKER),
         ]  # fmt: skip
 
