@@ -94,10 +94,10 @@ class LongJob(Job):
         folder: Path,
         report: Callable[[str], None],
         until: float = float("inf"),
-        settings: tuple[str, ...] = (),
+        flags: tuple[str, ...] = (),
     ) -> None:
         super().__init__(plan, folder)
-        self._report, self._until, self._settings = report, until, settings
+        self._report, self._until, self._flags = report, until, flags
         self._watcher: subprocess.Popen[bytes] | None = None
         self._looks = folder / "members.txt"
 
@@ -110,7 +110,7 @@ class LongJob(Job):
             "--max-restarts", "3",
             "--rdzv-id", self._run_id,
             "--preload", "torch.distributed",
-            *self._settings,
+            *self._flags,
             str(WORKER),
         ]  # fmt: skip
 

@@ -52,7 +52,7 @@ def test_job_with_ha_under_chaos_breaks_no_rule(tmp_path: Path) -> None:
         pytest.skip(reason)
     said: list[str] = []
     plan = ha.make_plan(1, 0)._replace(faults=HA_FAULTS)
-    record = ha.LongJob(plan, tmp_path, said.append, settings=PATIENT).run()
+    record = ha.LongJob(plan, tmp_path, said.append, flags=PATIENT).run()
     assert violations(record) == []
     assert len(record.faults) == len(HA_FAULTS), said
     first_kill, replaced = record.faults[0], record.faults[4]
