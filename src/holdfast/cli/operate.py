@@ -47,7 +47,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     "ps": (
         """\
 List the jobs that have an agent of yours on this machine. With --rdzv-endpoint,
-list the jobs of a coordinator, or of etcd with --rdzv-backend etcd.
+list the jobs of a coordinator; with --rdzv-backend etcd or file, those on etcd or
+in a shared folder. With --ha, list the job that has these machines.
 """,
         """\
 examples:
