@@ -21,7 +21,7 @@ from holdfast.control.job_logs import follow_logs
 from holdfast.core.limits import GRACE_S_MAX, REQUEST_WHY_CHARS_MAX
 from holdfast.core.requests import Action
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.launcher.flag_values import parse_rdzv_conf
+from holdfast.rendezvous.rdzv_conf import parse_text
 from holdfast.views import tables
 from holdfast.wire.control import LogsQuery
 
@@ -283,7 +283,7 @@ def choice_of(args: argparse.Namespace) -> JobChoice:
         backend=args.rdzv_backend,
         endpoint=args.rdzv_endpoint,
         ha=args.ha,
-        settings=parse_rdzv_conf(args.rdzv_conf),
+        settings=parse_text(args.rdzv_conf),
     )
 
 
