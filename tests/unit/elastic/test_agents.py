@@ -68,7 +68,7 @@ def test_duration_of_a_failing_step_is_recorded(agent: Measuring, tmp_path: Path
         with pytest.raises(OSError, match="cannot start"):
             agent.run()
     finally:
-        destinations._configured.pop("null").close(5.0)
+        destinations.configured.pop("null").close(5.0)
     assert got[2:] == ["MY_START", "FAILED"]
 
 

@@ -41,7 +41,7 @@ class Keeping(events.EventHandler):
 @pytest.fixture(autouse=True)
 def nothing_configured() -> Iterator[None]:
     yield
-    for table in (destinations._configured, destinations._found):
+    for table in (destinations.configured, destinations._found):
         for one in table.values():
             one.close(PATIENCE_S)
         table.clear()

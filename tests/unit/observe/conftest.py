@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def nothing_configured() -> Iterator[None]:
     yield
-    tables = (destinations._configured, destinations._found)
+    tables = (destinations.configured, destinations._found)
     added = [safe for _, safe in destinations._added.values()]
     for safe in [one for table in tables for one in table.values()] + added:
         safe.close(5.0)
