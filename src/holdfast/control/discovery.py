@@ -53,7 +53,7 @@ from holdfast.rendezvous.ha_handler import cluster_list_of, control_access
 from holdfast.store.file_store import SharedFolder, file_name
 from holdfast.wire import control
 from holdfast.wire.handshake import READ_ONLY_PREFIX
-from holdfast.wire.job_summary import printable_summary, summary_of
+from holdfast.wire.messages import printable_summary, summary_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
