@@ -125,7 +125,7 @@ def test_overridden_steps_are_called() -> None:
     assert states == ["START", "START", "MY_SUCCEEDED"]
 
 
-def test_last_failure_stops_the_other_workers() -> None:
+def test_final_failure_stops_the_other_workers() -> None:
     agent = make(Steps, "[ $RANK = 1 ] && exit 7; sleep 1000", local_world_size=2, max_restarts=0)
     result = agent.run()
     assert result.state is WorkerState.FAILED
@@ -158,7 +158,7 @@ class OwnLoop(LocalElasticAgent):
                 self._restart_workers(group)
 
 
-def test_own_loop_can_call_the_steps() -> None:
+def test_custom_loop_can_call_the_steps() -> None:
     agent = make(OwnLoop, FAIL_ONCE)
     assert agent.run().state is WorkerState.SUCCEEDED
     assert [one.failures[0].exitcode for one in agent.seen] == [7]
@@ -166,12 +166,12 @@ def test_own_loop_can_call_the_steps() -> None:
     assert Path("starts").read_text().split() == ["0", "1"]
 
 
-def test_own_loop_sees_the_failure_after_the_stop() -> None:
+def test_custom_loop_gets_the_failure_after_the_stop() -> None:
     agent = make(OwnLoop, "exit 3", max_restarts=0)
     assert agent.run().failures[0].exitcode == 3
 
 
-def test_signal_raises_out_of_an_own_loop() -> None:
+def test_signal_raises_in_a_custom_loop() -> None:
     agent = make(OwnLoop, "echo $$ > begun; mv begun ready; sleep 1000")
 
     def interrupt() -> None:
@@ -237,7 +237,7 @@ class StartsItself(LocalElasticAgent):
 HEALTHY = WorkerState.HEALTHY
 
 
-def test_own_context_runs_the_workers() -> None:
+def test_custom_process_context_runs_the_workers() -> None:
     assert make(StartsItself, "").run().state is WorkerState.SUCCEEDED
     assert Path("stages").read_text().split() == ["first", "second"]
 
@@ -272,7 +272,7 @@ def test_a_hook_reads_values_and_failures() -> None:
     assert failing.found.failures[0].exitcode == 5
 
 
-def test_a_hook_may_forbid_restarts() -> None:
+def test_hook_can_forbid_restarts() -> None:
     agent = make(Reading, "echo x >> starts; exit 5", max_restarts=3)
     agent.forbids = True
     assert agent.run().is_failed()
@@ -295,7 +295,7 @@ def two_handlers() -> Iterator[list[RendezvousHandler]]:
         handler.shutdown()
 
 
-def test_nodes_with_own_steps_restart_together(
+def test_nodes_with_overridden_steps_restart_together(
     two_handlers: list[RendezvousHandler],
 ) -> None:
     script = (
