@@ -42,7 +42,7 @@ from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.backends import Backend
 from holdfast.wire import control
 from holdfast.wire.handshake import READ_ONLY_PREFIX
-from holdfast.wire.job_summary import printable_summary
+from holdfast.wire.messages import printable_summary, summary_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -362,7 +362,6 @@ class FolderDirectory(Directory):
 
     def summary(self, run_id: str) -> JobSummary | None:
         from holdfast.core.rounds import Rounds
-        from holdfast.wire.job_summary import summary_of
 
         job = self._job(run_id)
         return summary_of(Rounds(job)) if job is not None else None

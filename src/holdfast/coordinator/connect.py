@@ -16,10 +16,9 @@ from holdfast.errors import EnvironmentProblem
 from holdfast.net import addresses, listening, tls
 from holdfast.net.peer_user import listener_of
 from holdfast.printable import quoted
-from holdfast.wire.frames import FrameReader, encode_frame
+from holdfast.wire.frames import TAKEN, FrameReader, IncomingParts, OutgoingParts, encode_frame
 from holdfast.wire.handshake import COORDINATOR, ClientHandshake
 from holdfast.wire.messages import Goodbye, Message, Part, PartTaken, decode
-from holdfast.wire.parts import TAKEN, IncomingParts, OutgoingParts
 from holdfast.wire.sniff import check_server_bytes, explain_silent_close
 from holdfast.wire.wire_errors import HandshakeRefused, NotOurProtocol, WireError
 from holdfast.wire.wire_limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.net.addresses import Address
+    from holdfast.wire.frames import Seal
     from holdfast.wire.messages import Hello
-    from holdfast.wire.sealing import Seal
 
 CONNECT_S = 3.0
 HANDSHAKE_S = 10.0

@@ -316,6 +316,11 @@ class Supervision(TableMachine):
         return self.budget.used
 
     @property
+    def failed_generation(self) -> int:
+        """The generation that failed, if the job failed."""
+        return self.generation
+
+    @property
     def interrupted(self) -> bool:
         """Whether a SIGINT was received; the next one kills the workers."""
         return self._interrupts > 0

@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 
     from holdfast.processes.logs.specs import LogsSpecs
 
-RDZV_CONF_RESERVED = frozenset(
-    {"backend", "endpoint", "local_addr", "max_nodes", "min_nodes", "run_id"}
-)
-"""Settings that have a flag and no key in `--rdzv-conf`."""
-
 LOGS_SPECS_GROUP = "torchrun.logs_specs"
 PRELOAD_AUTO = "auto"
 """In `preload`, this stands for the modules that the workers' program imports first."""
@@ -239,22 +234,6 @@ def _device_count(nproc_per_node: str, flag: str, word: str) -> int:
         accepted = "a whole number, cpu or auto"
         reject(nproc_per_node, flag, "found no such device on this machine", accepted)
     return found
-
-
-def parse_rdzv_conf(text: str) -> dict[str, str]:
-    """Parse `key=value,key=value`. The last value of a key counts; values stay text."""
-    flag = "--rdzv-conf"
-    conf: dict[str, str] = {}
-    if not text.strip():
-        return conf
-    for item in text.split(","):
-        key, _, value = (part.strip() for part in item.partition("="))
-        if not key or not value:
-            reject(text, flag, f"has the item {item.strip()!r}", "key=value,key=value")
-        if key in RDZV_CONF_RESERVED:
-            reject(text, flag, f"sets {key!r}, which has its own flag", "other keys")
-        conf[key] = value
-    return conf
 
 
 def parse_local_ranks(text: str) -> set[int] | None:

@@ -398,7 +398,7 @@ def failure_of(launch: Launch, result: RunResult, machine: Supervision) -> Excep
     if run_dir:
         error.log_dir = run_dir
         path = os.path.join(run_dir, REPORT_FILE)
-        write_report(error, path, launch, machine.generation)
+        write_report(error, path, launch, machine.failed_generation)
     return error
 
 

@@ -149,7 +149,7 @@ class CoordinatorMembership(ThreadedMembership):
     def on_watch(self, watched: Callable[[Watch], None]) -> None:
         """Call `watched` when a client of the coordinator watches this node."""
         if self._session is not None:
-            self._session.watched = watched
+            self._post(self._session.on_watch, watched)
 
     def send_report(self, report: NodeReport) -> None:
         """Send a report to the coordinator, if there is a connection."""
