@@ -149,8 +149,8 @@ class Reaper:
         scopes = [repr(one.scope_id) for one in requests[:SCOPES_NAMED_MAX]]
         more = len(requests) - len(scopes)
         named = ", ".join(scopes) + (f" and {more} more" if more else "")
-        signum = f"signal {fatal.signal:d}" if fatal is not None else "no signal"
-        console.error(f"timer expired: {named} (pid {pid}, {signum})")
+        signum = f"its signal is {fatal.signal:d}" if fatal is not None else "it has no signal"
+        console.error(f"timer expired: {named} (pid {pid}); {signum}")
 
     def _dump_all(self, pids: Sequence[int]) -> None:
         """Dump the stacks of several workers in parallel, so that a stuck worker does not delay the others."""
