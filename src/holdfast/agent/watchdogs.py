@@ -21,7 +21,7 @@ from holdfast.observe.lifecycle import WatchdogEvent
 from holdfast.processes import stacks
 from holdfast.processes.procfs import root_of
 from holdfast.processes.workers.pages import WorkerPages
-from holdfast.timers.reaper import EXPIRED, KILLED, Reaper, fatal_of, section_timer
+from holdfast.timers import reaper
 from holdfast.worker import PAGE_ENV
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from holdfast.observe.lifecycle import LifecycleEvent
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.workers.pages import Progress
+    from holdfast.timers.reaper import Reaper
     from holdfast.timers.timer_requests import FileTimerRequest
     from holdfast.timers.timer_server import FileTimerServer
 
@@ -87,7 +88,7 @@ class Watchdogs:
         self._timers: FileTimerServer | None = None
         self._timers_path = ""
         self._pages: WorkerPages | None = None
-        self._reaper = Reaper(self._is_ours, dump=self._dump, report=self._record)
+        self._reaper: Reaper | None = None
         self._workers: dict[int, int] = {}  # Local ranks by process id.
         self._logs: Mapping[int, str] = {}
         self._roots: dict[int, int] = {}  # The worker of each late process.
@@ -213,7 +214,7 @@ class Watchdogs:
     def dump(self, timers: tuple[ExpiredTimer, ...]) -> tuple[ExpiredTimer, ...]:
         """Dump the stacks of these processes; return their timers and those that expired meanwhile."""
         self._dump_until = 0.0
-        late = self._reaper.report_and_dump(
+        late = self._obtain_reaper().report_and_dump(
             {one.pid: self._late[one.pid] for one in timers if one.pid in self._late},
             more=lambda: self._take_late(time.monotonic()),
             again=self._timers.failed_kills if self._timers is not None else (),
@@ -229,7 +230,7 @@ class Watchdogs:
         """Send a signal to a late process, if it is still a worker's."""
         late = self._late.pop(pid, None)
         if late is not None:
-            self._finish(pid, late, signalled=self._reaper.send(pid, signum, late))
+            self._finish(pid, late, signalled=self._obtain_reaper().send(pid, signum, late))
 
     def _finish(self, pid: int, late: list[FileTimerRequest], *, signalled: bool) -> None:
         if self._timers is not None:
@@ -251,7 +252,8 @@ class Watchdogs:
                 # It has another pid in its container, or has left its parent.
                 pid = next((pid for pid, one in self._workers.items() if one == rank), 0)
             if pid:
-                late.setdefault(pid, []).append(section_timer(section, pid, now, time.time()))
+                timer = reaper.section_timer(section, pid, now, time.time())
+                late.setdefault(pid, []).append(timer)
         if pages.was_requested and self._silent:
             for rank in [rank for rank in self._silent if pages.progress(rank).pid]:
                 self._silent.discard(rank)
@@ -314,6 +316,11 @@ class Watchdogs:
             return os.path.join(self._pages.folder, "timers")
         return os.path.join(tempfile.gettempdir(), f"watchdog_timer_{os.urandom(8).hex()}")
 
+    def _obtain_reaper(self) -> Reaper:
+        if self._reaper is None:
+            self._reaper = reaper.Reaper(self._is_ours, dump=self._dump, report=self._record)
+        return self._reaper
+
     def _is_ours(self, pid: int) -> bool:
         return root_of(pid, self._workers) > 0
 
@@ -337,10 +344,10 @@ class Watchdogs:
             self._report(WatchdogEvent(at, wall, what))
             return
         pid = request.worker_pid
-        if what == EXPIRED:
+        if what == reaper.EXPIRED:
             # Look it up now, because the ancestors of a killed process are unknown.
             self._roots[pid] = root_of(pid, self._workers)
-        elif what == KILLED:
+        elif what == reaper.KILLED:
             root = self._roots.get(pid, pid)
             self._kills[root] = TimeoutKill(
                 pid, request.signal, request.scope_id, direct=root == pid
@@ -352,7 +359,7 @@ class Watchdogs:
 def _expired(late: tuple[int, list[FileTimerRequest]]) -> ExpiredTimer:
     """Return the timer of a late process whose signal it gets."""
     pid, requests = late
-    one = fatal_of(requests) or requests[0]
+    one = reaper.fatal_of(requests) or requests[0]
     return ExpiredTimer(pid, one.scope_id, one.signal)
 
 
