@@ -7,7 +7,7 @@ after the cut, like a TCP retransmission. If one side closes a link, the other s
 delay of a message; during a cut it does not notice.
 
 The links of some agents have a limited bandwidth. They carry the frames that a real connection would
-write, one after the other in each direction. Production code (`wire.parts`) splits large frames into
+write, one after the other in each direction. Production code (`wire.frames`) splits large frames into
 parts. Such a link loses nothing.
 """
 
@@ -16,16 +16,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.protocol import Status, View
-from holdfast.wire.frames import HEADER_BYTES, encode_frame
+from holdfast.wire.frames import HEADER_BYTES, TAKEN, IncomingParts, encode_frame
 from holdfast.wire.messages import Part, decode
-from holdfast.wire.parts import TAKEN, IncomingParts
 from simulator.coordinator import Coordinator
 
 if TYPE_CHECKING:
     from random import Random
 
     from holdfast.core.protocol import Ack, Heartbeat
-    from holdfast.wire.parts import OutgoingParts
+    from holdfast.wire.frames import OutgoingParts
     from simulator.agent import Agent
     from simulator.process import Process
     from simulator.world import World

@@ -24,7 +24,7 @@ from holdfast.core.rounds import JobPhase, Rounds
 from holdfast.core.session import Session, SessionTimeouts
 from holdfast.core.shared_state import SharedStateSession
 from holdfast.core.values import Value
-from holdfast.wire.parts import OutgoingParts
+from holdfast.wire.frames import OutgoingParts
 from simulator.backend_driver import BackendDriver
 from simulator.checkers import (
     HOOKS,

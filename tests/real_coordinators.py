@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from holdfast.core.coordinated_supervision import CoordinatorLost
     from holdfast.membership.interface import JoinRefused
-    from holdfast.wire.sealing import Seal
+    from holdfast.wire.frames import Seal
 
 PATIENCE_S = 20.0  # Only a failing test waits this long.
 LOCAL = "127.0.0.1"

@@ -37,7 +37,7 @@ from holdfast.wire.messages import decode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.wire.sealing import Seal
+    from holdfast.wire.frames import Seal
 
 RUN_ID = "fleet"
 # The defaults of a job.

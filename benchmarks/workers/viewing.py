@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from holdfast.views.top.app import Top
 from holdfast.wire import control
-from holdfast.wire.job_summary import printable_summary
 from holdfast.wire.messages import (
     JobSummary,
     NodeReport,
@@ -30,6 +29,7 @@ from holdfast.wire.messages import (
     WorkerReport,
     decode,
     encode,
+    printable_summary,
 )
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from wire_strategies import anything, messages, structs
 
 from holdfast.core.protocol import Request
 from holdfast.wire import control
-from holdfast.wire.frames import HEADER_BYTES, FrameReader, encode_frame
+from holdfast.wire.frames import HEADER_BYTES, TAG_BYTES, FrameReader, Seal, encode_frame
 from holdfast.wire.handshake import ClientHandshake, ServerHandshake
 from holdfast.wire.messages import (
     Challenge,
@@ -28,7 +28,6 @@ from holdfast.wire.messages import (
     decode_handshake,
     encode,
 )
-from holdfast.wire.sealing import TAG_BYTES, Seal
 from holdfast.wire.sniff import check_client_bytes, check_server_bytes
 from holdfast.wire.wire_errors import (
     BadMessage,

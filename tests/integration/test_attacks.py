@@ -25,9 +25,8 @@ from holdfast.core.protocol import (
 from holdfast.core.quotas import ADDRESS_SHARE_MAX, JOBS_MAX, NEARLY_FULL
 from holdfast.core.session import SessionTimeouts
 from holdfast.membership.interface import JoinRefused
-from holdfast.wire.frames import HEADER_BYTES, FrameReader, encode_frame
+from holdfast.wire.frames import HEADER_BYTES, TAG_BYTES, FrameReader, encode_frame
 from holdfast.wire.messages import Message, decode, encode
-from holdfast.wire.sealing import TAG_BYTES
 from holdfast.wire.wire_errors import WireError
 from holdfast.wire.wire_limits import STATUS_FRAME_BYTES_MAX
 from other_users import STRANGER, listening_as

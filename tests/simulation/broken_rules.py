@@ -34,7 +34,7 @@ from holdfast.core.shared_state import (
     WriteConflict,
 )
 from holdfast.core.supervision import StopReason
-from holdfast.wire.parts import OutgoingParts
+from holdfast.wire.frames import OutgoingParts
 
 if TYPE_CHECKING:
     from holdfast.core.etcd.calls import Change, Compare, TxnDone

@@ -6,6 +6,7 @@ docs/internals/testing.md says how a block of a page is run.
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
 import re
@@ -18,10 +19,10 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.cli.completion_command import flags_of_commands
-from holdfast.cli.operate import TEXTS
 from holdfast.cli.run_command import build_parser
 from holdfast.control.step_rates import Progress, RankSeries, RankSummary
-from holdfast.launcher.config import FLAGS
+from holdfast.launcher.config import FLAGS, LaunchConfig
+from holdfast.numa.visible_devices import ALWAYS, IF_SET
 from holdfast.observe.timeline import KINDS, UNRECORDED
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.rdzv_conf import KEYS, Key
@@ -155,7 +156,7 @@ def test_readme_is_short_and_has_a_place_for_figures() -> None:
 
 def test_flag_table_is_complete() -> None:
     page = DOCS / "reference" / "cli.md"
-    assert flags_in(" ".join(table_keys(page))) == KNOWN_FLAGS
+    assert flags_in(" ".join(table_keys(page, until="## Running jobs"))) == KNOWN_FLAGS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -168,13 +169,45 @@ def test_flags_named_in_the_text_exist(page: Path) -> None:
     assert not unknown
 
 
-def test_flags_for_running_jobs_are_documented() -> None:
-    text = (DOCS / "reference" / "cli.md").read_text()
-    section = text.partition("## Running jobs\n")[2].partition("\n## ")[0]
-    flags = flags_of_commands()
-    wanted = {flag for name in (*TEXTS, "dashboard") for flag in flags[name]} - {"-h", "--help"}
-    assert flags_in(section) - set(flags["dump"]) - KNOWN_FLAGS <= wanted
-    assert wanted <= flags_in(section)
+@pytest.mark.parametrize("command", sorted(flags_of_commands().keys() - {"run"}))
+def test_flags_of_every_other_command_are_documented(command: str) -> None:
+    page = DOCS / "reference" / "cli.md"
+    row = re.search(rf"^\| `{command}\b[^|]*\|([^|]*)\|", page.read_text(), re.MULTILINE)
+    if row is None:
+        documented = flags_in(" ".join(table_keys(page, f"\n## {command}\n", "\n## ")))
+    else:
+        of_the_job = table_keys(page, "\n### Which job\n", "\n### ")
+        documented = flags_in(" ".join([row[1], *of_the_job]))
+    assert documented == set(flags_of_commands()[command]) - {"-h", "--help"}
+
+
+def test_every_keyword_of_a_launch_config_is_documented() -> None:
+    page = DOCS / "reference" / "python-api.md"
+    parameters = inspect.signature(LaunchConfig).parameters.values()
+    keywords = {one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
+    rows = re.findall(
+        r"^\| `(\w+)`",
+        page.read_text().partition("by keyword only:")[2].partition("\n\nC")[0],
+        re.MULTILINE,
+    )
+    assert set(rows) == keywords
+
+
+# `os.environ.get("NAME"`, `env["NAME"]`, `"NAME" in os.environ`, `PORT_ENV = "NAME"`.
+READS = re.compile(
+    r"""(?:environ|env)(?:\.get\(|\.pop\(|\[)\s*"([A-Z]\w+)"|"([A-Z]\w+)" (?:not )?in (?:os\.)?environ"""
+    r'''|^(?:\w+_)?(?:ENV|VARIABLE)\b[^=\n]*= "([A-Z]\w+)"|_visible\(\w+, "(\w+)"''',
+    re.MULTILINE,
+)
+
+
+def test_every_variable_that_is_read_is_documented() -> None:
+    found = [match for path in SRC.rglob("*.py") for match in READS.findall(path.read_text())]
+    names = {name for match in found for name in match if name}
+    assert {"TORCHELASTIC_TIMER_FILE", "XDG_RUNTIME_DIR", "ROCR_VISIBLE_DEVICES"} <= names
+    names |= {ALWAYS, *IF_SET}
+    documented = table_keys(DOCS / "reference" / "environment-variables.md")
+    assert names - documented == {"PATH"}
 
 
 def test_every_variable_of_a_worker_is_documented() -> None:

@@ -21,7 +21,7 @@ from holdfast.control.job_logs import follow_logs
 from holdfast.core.limits import GRACE_S_MAX, REQUEST_WHY_CHARS_MAX
 from holdfast.core.requests import Action
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.launcher.flag_values import parse_rdzv_conf
+from holdfast.rendezvous.rdzv_conf import parse_text
 from holdfast.views import tables
 from holdfast.wire.control import LogsQuery
 
@@ -47,7 +47,8 @@ TEXTS: dict[str, tuple[str, str]] = {
     "ps": (
         """\
 List the jobs that have an agent of yours on this machine. With --rdzv-endpoint,
-list the jobs of a coordinator, or of etcd with --rdzv-backend etcd.
+list the jobs of a coordinator; with --rdzv-backend etcd or file, those on etcd or
+in a shared folder. With --ha, list the job that has these machines.
 """,
         """\
 examples:
@@ -282,7 +283,7 @@ def choice_of(args: argparse.Namespace) -> JobChoice:
         backend=args.rdzv_backend,
         endpoint=args.rdzv_endpoint,
         ha=args.ha,
-        settings=parse_rdzv_conf(args.rdzv_conf),
+        settings=parse_text(args.rdzv_conf),
     )
 
 

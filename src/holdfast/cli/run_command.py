@@ -329,7 +329,11 @@ def _job_wide(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _rdzv_configs(args: argparse.Namespace) -> dict[str, Any]:
-    configs: dict[str, Any] = dict(values.parse_rdzv_conf(args.rdzv_conf))
+    configs: dict[str, Any] = {}
+    if args.rdzv_conf:  # Most jobs of one node do without the whole table of keys.
+        from holdfast.rendezvous.rdzv_conf import FLAG, parse_text
+
+        configs.update(parse_text(args.rdzv_conf, values.source_of(args.rdzv_conf, FLAG)))
     if args.rdzv_backend == "static":
         configs["rank"] = args.node_rank
     return configs | _job_wide(args)

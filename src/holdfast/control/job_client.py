@@ -38,8 +38,15 @@ from holdfast.printable import one_line, quoted, visible
 from holdfast.wire import control
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import READ_ONLY_ALL_PREFIX
-from holdfast.wire.job_summary import printable_summary
-from holdfast.wire.messages import Goodbye, JobSummary, NodeReport, Query, Reply, decode
+from holdfast.wire.messages import (
+    Goodbye,
+    JobSummary,
+    NodeReport,
+    Query,
+    Reply,
+    decode,
+    printable_summary,
+)
 from holdfast.wire.wire_errors import WireError
 from holdfast.wire.wire_limits import STATUS_FRAME_BYTES_MAX
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from typing import TYPE_CHECKING
 
 from holdfast.core.protocol import Status
@@ -16,22 +17,20 @@ from holdfast.errors import EnvironmentProblem
 from holdfast.net import addresses, listening, tls
 from holdfast.net.peer_user import listener_of
 from holdfast.printable import quoted
-from holdfast.wire.frames import FrameReader, encode_frame
+from holdfast.wire.frames import TAKEN, FrameReader, IncomingParts, OutgoingParts, encode_frame
 from holdfast.wire.handshake import COORDINATOR, ClientHandshake
 from holdfast.wire.messages import Goodbye, Message, Part, PartTaken, decode
-from holdfast.wire.parts import TAKEN, IncomingParts, OutgoingParts
 from holdfast.wire.sniff import check_server_bytes, explain_silent_close
 from holdfast.wire.wire_errors import HandshakeRefused, NotOurProtocol, WireError
 from holdfast.wire.wire_limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     import socket
-    import ssl
     from collections.abc import Callable
 
     from holdfast.net.addresses import Address
+    from holdfast.wire.frames import Seal
     from holdfast.wire.messages import Hello
-    from holdfast.wire.sealing import Seal
 
 CONNECT_S = 3.0
 HANDSHAKE_S = 10.0
@@ -404,8 +403,6 @@ def _check_listener(connected: socket.socket, port: int) -> None:
 
 def _is_tls_fault(error: Exception) -> bool:
     """Whether TLS itself rejected the connection, not the network."""
-    import ssl
-
     return isinstance(error, ssl.SSLError) and not isinstance(
         error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)
     )

@@ -23,7 +23,6 @@ from holdfast.core.requests import RequestRefusal
 from holdfast.printable import one_line, quoted
 from holdfast.wire import control
 from holdfast.wire.frames import encode_frame
-from holdfast.wire.job_summary import status_frame
 from holdfast.wire.messages import (
     Attach,
     EventKind,
@@ -33,12 +32,14 @@ from holdfast.wire.messages import (
     Query,
     Reply,
     Watch,
+    summary_of,
 )
-from holdfast.wire.wire_errors import BadMessage
+from holdfast.wire.wire_errors import BadMessage, FrameTooLarge
+from holdfast.wire.wire_limits import STATUS_FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from holdfast.coordinator.server_connection import NodeKey, ServerConnection
     from holdfast.core.coordinator_machine import CoordinatorMachine
@@ -270,7 +271,7 @@ class Operators:
             self._host.machine,
             query_id,
             run_id,
-            lambda run_id, node: self._reports.get((run_id, node)),
+            self._reports,
             brief=not self._host.may_query(peer),
         )
         self._host.answer(peer, frame, is_large=True)
@@ -505,6 +506,29 @@ class Operators:
 
     def _post(self, peer: ServerConnection, reply: Reply) -> None:
         self._host.answer(peer, encode_frame(reply))
+
+
+def status_frame(
+    machine: CoordinatorMachine,
+    query_id: int,
+    run_id: str,
+    reports: Mapping[Place, NodeReport],
+    *,
+    brief: bool,
+) -> bytes:
+    """Return the frame of a reply with the state of one job, or of all jobs for an empty run id.
+
+    The state is brief if `brief` is set, or if the frame would be too large.
+    """
+    chosen = [rounds for one, rounds in machine.jobs.items() if run_id in ("", one)]
+    jobs = control.JobSummaries(jobs=[summary_of(one, reports, brief=brief) for one in chosen])
+    reply = Reply(id=query_id, body=control.pack(jobs))
+    try:
+        return encode_frame(reply, STATUS_FRAME_BYTES_MAX)
+    except FrameTooLarge:
+        if brief:
+            raise
+        return status_frame(machine, query_id, run_id, reports, brief=True)
 
 
 def _portions(events: list[EventRecord]) -> list[bytes]:

@@ -19,10 +19,9 @@ from holdfast.core.quotas import UNREAD_BYTES_MAX
 from holdfast.net import addresses
 from holdfast.net.half_open import network_of
 from holdfast.net.tls import explain_failure
-from holdfast.wire.frames import FrameReader
+from holdfast.wire.frames import TAKEN, FrameReader, IncomingParts, OutgoingParts
 from holdfast.wire.handshake import COORDINATOR, ServerHandshake, refusal
 from holdfast.wire.messages import Message, Part, PartTaken, decode
-from holdfast.wire.parts import TAKEN, IncomingParts, OutgoingParts
 from holdfast.wire.sniff import check_client_bytes
 from holdfast.wire.wire_errors import HandshakeRefused, NotOurProtocol, WireError
 from holdfast.wire.wire_limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, PART_BYTES
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
+    from holdfast.wire.frames import Seal
     from holdfast.wire.messages import Hello
-    from holdfast.wire.sealing import Seal
 
 READ_BYTES = 256 * 1024
 RELIEF = 0.75

@@ -17,7 +17,7 @@ from holdfast.core.etcd.keys import (
     unpack,
 )
 from holdfast.core.rounds import Rounds
-from holdfast.wire.job_summary import summary_of
+from holdfast.wire.messages import summary_of
 
 if TYPE_CHECKING:
     from holdfast.core.protocol import ControlPort

@@ -7,6 +7,7 @@ Each function raises a `UsageError` of one line for text that is not valid. It n
 from __future__ import annotations
 
 import os
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 from holdfast.core.limits import ADDRESS_CHARS, PORT_MAX
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
     from typing import NoReturn, Self
 
     from holdfast.processes.logs.specs import LogsSpecs
-
-RDZV_CONF_RESERVED = frozenset(
-    {"backend", "endpoint", "local_addr", "max_nodes", "min_nodes", "run_id"}
-)
-"""Settings that have a flag and no key in `--rdzv-conf`."""
 
 LOGS_SPECS_GROUP = "torchrun.logs_specs"
 PRELOAD_AUTO = "auto"
@@ -241,22 +237,6 @@ def _device_count(nproc_per_node: str, flag: str, word: str) -> int:
     return found
 
 
-def parse_rdzv_conf(text: str) -> dict[str, str]:
-    """Parse `key=value,key=value`. The last value of a key counts; values stay text."""
-    flag = "--rdzv-conf"
-    conf: dict[str, str] = {}
-    if not text.strip():
-        return conf
-    for item in text.split(","):
-        key, _, value = (part.strip() for part in item.partition("="))
-        if not key or not value:
-            reject(text, flag, f"has the item {item.strip()!r}", "key=value,key=value")
-        if key in RDZV_CONF_RESERVED:
-            reject(text, flag, f"sets {key!r}, which has its own flag", "other keys")
-        conf[key] = value
-    return conf
-
-
 def parse_local_ranks(text: str) -> set[int] | None:
     """Parse `0,2` into a set of local ranks; empty text is `None`, every rank."""
     if not text:
@@ -310,10 +290,7 @@ def load_logs_specs(name: str) -> type[LogsSpecs]:
     """Return the class behind `--logs-specs`: ours for `default`, otherwise an installed plug-in."""
     if name == "default":
         return specs.DefaultLogsSpecs
-    # Searching the installed packages takes longer than the whole start of a plain job.
-    from importlib.metadata import entry_points
-
-    installed = {plugin.name: plugin for plugin in entry_points(group=LOGS_SPECS_GROUP)}
+    installed = {plugin.name: plugin for plugin in metadata.entry_points(group=LOGS_SPECS_GROUP)}
     if name not in installed:
         accepted = ", ".join(sorted({"default", *installed}))
         reject(name, "--logs-specs", f"is not installed under {LOGS_SPECS_GROUP}", accepted)

@@ -42,7 +42,7 @@ from holdfast.membership.threaded import ThreadedMembership
 from holdfast.net.agent_port import OFF, ControlCredentials, open_agent_port
 from holdfast.net.deadline_timer import DeadlineTimer
 from holdfast.store.prefix_store import PrefixStore
-from holdfast.wire.job_summary import summary_of
+from holdfast.wire.messages import summary_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

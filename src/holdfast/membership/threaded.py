@@ -452,8 +452,9 @@ class SessionDriver:
         self.down_since: float | None = None
         """When the connection was lost or first attempted; None while it is up."""
         self.refused = ""
-        self.watched: Callable[[Watch], None] | None = None
-        """Receives requests to report to clients that watch this node."""
+        self._watched: Callable[[Watch], None] | None = None
+        self._early_watches: dict[bool, Watch] = {}
+        """The newest of each kind that arrived before `on_watch`, by `Watch.attach`."""
         self.renew: Callable[[float | None], None] | None = None
         """Receives the deadline for the workers' exit when it changes."""
         self._stop_at: float | None = None
@@ -686,8 +687,18 @@ class SessionDriver:
             self._progress.set()
         elif isinstance(message, StoreResult):
             self.store.answered(message)
-        elif isinstance(message, Watch) and self.watched is not None:
-            self.watched(message)
+        elif isinstance(message, Watch):
+            if self._watched is not None:
+                self._watched(message)
+            else:
+                self._early_watches[message.attach] = message
+
+    def on_watch(self, watched: Callable[[Watch], None]) -> None:
+        """Call `watched` when a client watches this node, also for the newest clients so far."""
+        self._watched = watched
+        early, self._early_watches = self._early_watches, {}
+        for watch in early.values():
+            watched(watch)
 
     def send_report(self, report: NodeReport) -> None:
         """Send a report if there is a connection."""

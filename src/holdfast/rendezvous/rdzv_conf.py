@@ -1,8 +1,8 @@
 """The settings of `--rdzv-conf`: `RendezvousParameters` are the user's text, `RendezvousConfig` the parsed values.
 
 `KEYS` is the table of all keys: meaning, values, default. Keys of settings that all nodes must agree on come
-from `core.job_settings`. `parse` converts the parameters of a job to a `RendezvousConfig`. If a value is not valid,
-it raises a `UsageError` of one line. An unknown key causes a warning that names the most similar key, and is
+from `core.job_settings`. `parse_text` splits the flag's text; `parse` converts the parameters of a job to a
+`RendezvousConfig`. If a value is not valid, they raise a `UsageError` of one line. An unknown key causes a warning that names the most similar key, and is
 otherwise ignored, as in TorchElastic. If an unknown key may be meant to protect the job, it is an error. Times
 are seconds and may be fractional.
 
@@ -21,7 +21,7 @@ import os
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from holdfast import console
@@ -29,12 +29,12 @@ from holdfast.core.job_settings import DEFAULTS, SETTINGS, TYPES, JobSettings, S
 from holdfast.core.limits import COUNTER_MAX, NODE_ID_CHARS_MAX, PORT_MAX
 from holdfast.core.protocol import check_address
 from holdfast.errors import UsageError
+from holdfast.net.tls import PSK, TlsFiles, TlsToken
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
+from holdfast.wire.handshake import FILE_VARIABLE, VARIABLE
 
-if TYPE_CHECKING:
-    from holdfast.net.tls import TlsFiles, TlsToken
-
+FLAG = "--rdzv-conf"
 SECONDS_MAX = 10 * 365 * 24 * 3600
 """The limit of a time. A longer time is a mistake, and would overflow a deadline."""
 
@@ -308,6 +308,9 @@ KEYS = (
     Key("etcd_prefix", "text", "/torchelastic/p2p", ETCD, "the prefix of the jobs' keys in etcd"),
 )  # fmt: skip
 
+RESERVED = frozenset({"backend", "endpoint", "local_addr", "max_nodes", "min_nodes", "run_id"})
+"""Settings that have a flag and no key in `--rdzv-conf`."""
+
 KEY_OF = {key.name: key for key in KEYS}
 
 PROTECTING = ("auth", "tls", "token")
@@ -363,8 +366,6 @@ class RendezvousConfig:
 
     def tls_with(self, token: bytes | None, run_id: str = "") -> TlsFiles | TlsToken | None:
         """Return how connections are encrypted: by certificates, by the token, or not at all."""
-        from holdfast.net.tls import PSK, TlsFiles, TlsToken
-
         if self.tls is not None:
             if token is None:
                 raise UsageError(
@@ -391,6 +392,23 @@ class RendezvousConfig:
             close=timedelta(seconds=self.close_timeout),
             heartbeat=timedelta(seconds=self.heartbeat_timeout),
         )
+
+
+def parse_text(text: str, source: str = FLAG) -> dict[str, str]:
+    """Parse `key=value,key=value`. The last value of a key counts; values stay text."""
+    conf: dict[str, str] = {}
+    for item in text.split(",") if text.strip() else ():
+        key, _, value = (part.strip() for part in item.partition("="))
+        if not key or not value:
+            raise UsageError(
+                f"{source}: {text!r} has the item {item.strip()!r}; accepted: key=value,key=value"
+            )
+        if key in RESERVED:
+            raise UsageError(
+                f"{source}: {text!r} sets {key!r}, which has its own flag; accepted: other keys"
+            )
+        conf[key] = value
+    return conf
 
 
 def parse(params: RendezvousParameters, *, shares_state: bool = False) -> RendezvousConfig:
@@ -460,8 +478,6 @@ def warn_about_unused(
         ):
             console.warning(f"--rdzv-conf: {name} has no effect with {_where(backend)}")
     if shares_state or kin.isdisjoint(WITH_TOKEN):
-        from holdfast.wire.handshake import FILE_VARIABLE, VARIABLE
-
         for variable in (FILE_VARIABLE, VARIABLE):
             if variable in os.environ:
                 console.warning(

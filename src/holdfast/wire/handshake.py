@@ -16,7 +16,7 @@ Either side may end the handshake with a `Goodbye` or a `Refusal` that carries t
 **Keys.** A master token authorizes all jobs. Both sides derive the token of one job from the master token
 and the run id. A node or a coordinator may also have the job's token only. Each proof covers every byte
 sent before it, so a proof for one job, endpoint or version is invalid for another. With a token, the
-handshake also yields two keys, and both sides seal everything after the client's proof (`wire.sealing`),
+handshake also yields two keys, and both sides seal everything after the client's proof (`wire.frames`),
 including the `Welcome`. An attacker who relays the handshake can therefore only continue to relay.
 
 Before the server's proof, anyone can send a refusal. A client with a token therefore does not treat such a
@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.limits import NAME_CHARS_MAX, WHY_CHARS_MAX
 from holdfast.errors import InternalError
 from holdfast.printable import one_line, quoted
-from holdfast.wire.frames import HEADER_BYTES, encode_frame
+from holdfast.wire.frames import HEADER_BYTES, TAG_BYTES, Seal, encode_frame
 from holdfast.wire.messages import (
     MAGIC,
     PROTOCOL_VERSION,
@@ -51,7 +51,6 @@ from holdfast.wire.messages import (
     Welcome,
     decode_handshake,
 )
-from holdfast.wire.sealing import TAG_BYTES, Seal
 from holdfast.wire.wire_errors import BadMessage, HandshakeRefused, NotOurProtocol
 from holdfast.wire.wire_limits import NONCE_BYTES
 

@@ -12,7 +12,7 @@ The handshake, the coordinator and its client define which side may send which m
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -31,7 +31,13 @@ from holdfast.core.bounded import (
     Seconds,
     Why,
 )
-from holdfast.core.limits import AWAY_S_MAX, NODE_ID_CHARS_MAX, PLACES_MAX, RUN_ID_CHARS_MAX
+from holdfast.core.limits import (
+    AWAY_S_MAX,
+    NODE_ID_CHARS_MAX,
+    PLACES_MAX,
+    RUN_ID_CHARS_MAX,
+    WHY_CHARS_MAX,
+)
 from holdfast.core.protocol import (
     Ack,
     Heartbeat,
@@ -42,9 +48,14 @@ from holdfast.core.protocol import (
     sanitized_status,
     sanitized_view,
 )
-from holdfast.printable import quoted
+from holdfast.printable import one_line, quoted
 from holdfast.wire import wire_limits as limits
 from holdfast.wire.wire_errors import BadMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from holdfast.core.rounds import Rounds
 
 MAGIC = "holdfast"
 PROTOCOL_VERSION = 1
@@ -323,6 +334,94 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Name = ""
     why: Why = ""
     """The reason for the last change."""
+
+
+def summary_of(
+    rounds: Rounds,
+    reports: Mapping[tuple[str, str], NodeReport] | None = None,
+    *,
+    brief: bool = False,
+) -> JobSummary:
+    """Return the state of a job, with the last reports of its nodes, by run id and node.
+
+    If `brief`, only numbers, without nodes and history.
+    """
+    job = rounds.job
+    settings = job.settings
+    return JobSummary(
+        run_id=job.run_id,
+        phase=job.phase.value,
+        term=job.term,
+        round=job.round,
+        generation=job.generation,
+        restarts=job.restarts,
+        max_restarts=settings.max_restarts if settings else 0,
+        present=len(job.nodes),
+        nodes=[] if brief else _nodes_of(rounds, reports or {}),
+        history=[] if brief else [one_line(line, WHY_CHARS_MAX) for line in rounds.history],
+        causes=[] if brief else [one_line(line, WHY_CHARS_MAX) for line in rounds.causes],
+        min_nodes=settings.min_nodes if settings else 0,
+        max_nodes=settings.max_nodes if settings else 0,
+        members=len(job.members),
+        outcome=job.outcome.value if job.outcome is not None else "",
+        why="" if brief else job.why,
+    )
+
+
+def _nodes_of(rounds: Rounds, reports: Mapping[tuple[str, str], NodeReport]) -> list[NodeSummary]:
+    from holdfast.core.rounds import JobPhase, is_drained  # Clients do not need it.
+
+    job, table = rounds.job, rounds.rank_table
+    is_active = job.phase is JobPhase.ACTIVE
+    summaries = []
+    for name, node in job.nodes.items():
+        info = node.info
+        rank = -1
+        if is_active and table.incarnation_of(name) == info.incarnation:
+            rank = table.rank_of[name]
+        summaries.append(
+            NodeSummary(
+                node=name,
+                host=info.host,
+                address=info.address,
+                role=info.role,
+                phase=node.phase.value,
+                rank=rank,
+                generation=node.generation,
+                first_rank=table.ranks[rank].first_rank if rank >= 0 else -1,
+                size=info.local_world_size,
+                drained=is_drained(job, name),
+                report=reports.get((job.run_id, name)),
+            )
+        )
+    return summaries
+
+
+def printable_summary(job: JobSummary) -> JobSummary:
+    """Return a job whose texts are safe to print."""
+    replace = msgspec.structs.replace
+    nodes = [
+        replace(
+            node,
+            node=quoted(node.node),
+            host=quoted(node.host),
+            address=quoted(node.address),
+            role=quoted(node.role),
+            phase=quoted(node.phase),
+            report=sanitized_report(node.report) if node.report is not None else None,
+        )
+        for node in job.nodes
+    ]
+    return replace(
+        job,
+        run_id=one_line(job.run_id),
+        phase=quoted(job.phase),
+        outcome=quoted(job.outcome),
+        why=one_line(job.why),
+        history=[one_line(line) for line in job.history],
+        causes=[one_line(line) for line in job.causes],
+        nodes=nodes,
+    )
 
 
 Message = (

@@ -23,8 +23,7 @@ import hmac
 import os
 from struct import Struct
 
-from holdfast.wire.frames import HEADER_BYTES, FrameReader
-from holdfast.wire.sealing import TAG_BYTES, Seal
+from holdfast.wire.frames import HEADER_BYTES, TAG_BYTES, FrameReader, Seal
 from holdfast.wire.wire_errors import ProofRefused
 
 FIRST_BYTE = 0xA5

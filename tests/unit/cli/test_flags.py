@@ -18,6 +18,7 @@ from holdfast.launcher import flag_values as flags
 from holdfast.launcher.config import FLAGS, LaunchConfig
 from holdfast.launcher.flag_values import FromEnvironment
 from holdfast.processes.logs.std import Std
+from holdfast.rendezvous import rdzv_conf
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -138,6 +139,10 @@ def parse_modules(text: str) -> tuple[str, ...]:
     return flags.parse_modules(text, source=flags.source_of(text, "--preload"))
 
 
+def parse_rdzv_conf(text: str) -> dict[str, str]:
+    return rdzv_conf.parse_text(text, flags.source_of(text, rdzv_conf.FLAG))
+
+
 @pytest.mark.parametrize(
     ("parser", "text", "expected"),
     [
@@ -145,8 +150,8 @@ def parse_modules(text: str) -> tuple[str, ...]:
         (flags.parse_min_max_nnodes, "1:4", (1, 4)),
         (flags.determine_local_world_size, "+3", 3),
         (flags.determine_local_world_size, "cpu", len(os.sched_getaffinity(0))),
-        (flags.parse_rdzv_conf, " a = 1 , b = x=y ", {"a": "1", "b": "x=y"}),
-        (flags.parse_rdzv_conf, "a=1,a=2", {"a": "2"}),
+        (parse_rdzv_conf, " a = 1 , b = x=y ", {"a": "1", "b": "x=y"}),
+        (parse_rdzv_conf, "a=1,a=2", {"a": "2"}),
         (flags.parse_local_ranks, "0, 12,0", {0, 12}),
         (flags.parse_local_ranks, "", None),
         (named(flags.signals), " SIGTERM, SIGUSR1 ,INT", "SIGTERM,SIGUSR1,SIGINT"),
@@ -164,7 +169,7 @@ def test_valid_text_is_parsed(parser: Any, text: str, expected: object) -> None:
     [
         (flags.parse_min_max_nnodes, ["", "x", "0", "-1", "2:1", "0:1", "1:2:3", "1:", ":1"]),
         (flags.determine_local_world_size, ["x", "0", "2.0", "", "GPU", str(1 << 17)]),
-        (flags.parse_rdzv_conf, ["a", "a=", "=1", "a=1,", "a=1,,b=2", "endpoint=x"]),
+        (parse_rdzv_conf, ["a", "a=", "=1", "a=1,", "a=1,,b=2", "endpoint=x"]),
         (flags.parse_local_ranks, [",", "a", "0,", "-1"]),
         (named(flags.signals), ["SIGKILL", "SIGSTOP", "SIG_IGN", "signal"]),
         (named(flags.stop_signal), ["SIGSTOP", "NOPE"]),

@@ -187,7 +187,7 @@ def test_help_fits_the_width_of_the_terminal(
 def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = help_of(capsys)
     assert all(f"\n  {name} " in text for name in COMMANDS)
-    assert "pip install py-spy" in help_of(capsys, "dump")
+    assert "holdfast[dump]" in help_of(capsys, "dump")
     assert "holdfast report logs --json" in help_of(capsys, "report")
     assert main.dispatch(["fly"]) == 2
     assert capsys.readouterr().err == (

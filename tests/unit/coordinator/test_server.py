@@ -18,7 +18,7 @@ from holdfast.core.protocol import Ack, Heartbeat, NodeInfo, NodePhase, NodeRole
 from holdfast.net import listening
 from holdfast.net.addresses import Address
 from holdfast.net.tls import TlsFiles
-from holdfast.wire import control, job_summary
+from holdfast.wire import control
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake, job_token
 from holdfast.wire.messages import Goodbye, Query, StoreCall, StoreResult, Welcome, decode
@@ -183,7 +183,7 @@ async def test_client_can_read_the_state_of_jobs(monkeypatch: pytest.MonkeyPatch
         assert [one.run_id for one in jobs_in(await operator.next())] == ["other"]
         client.send(Query(id=3, what=control.STATUS))
         assert [one.run_id for one in jobs_in(await client.next())] == ["job"]
-        monkeypatch.setattr(job_summary, "STATUS_FRAME_BYTES_MAX", 300)
+        monkeypatch.setattr(operators, "STATUS_FRAME_BYTES_MAX", 300)
         client.send(Query(id=3, what=control.STATUS, run_id="job"))
         (brief,) = jobs_in(await client.next())
         assert (brief.run_id, brief.present, brief.nodes) == ("job", 1, [])

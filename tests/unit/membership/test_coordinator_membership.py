@@ -6,9 +6,8 @@ import asyncio
 import random
 import select
 import socket
-import subprocess
-import sys
 import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,6 +27,8 @@ from holdfast.membership.coordinator import CoordinatorMembership
 from holdfast.membership.interface import JoinRefused, News
 from holdfast.membership.threaded import LOSSES_MAX, Mailbox, SessionDriver, status_change
 from holdfast.net.tls import TlsFiles
+from holdfast.wire import control
+from holdfast.wire.messages import Query, StoreCall, StoreResult, Watch
 from in_loop import in_loop
 from real_coordinators import eventually, fault, member, node, started, until
 from serving import LIMIT_S, Served, serving, soon
@@ -117,6 +118,27 @@ async def test_loss_while_connecting_names_the_suspicion() -> None:
         await node.driver.close()
         node.driver.handle(StatusChanged(NodePhase.READY, -1))
         assert node.delivered == []
+
+
+@in_loop
+async def test_operator_reaches_node_whose_loop_does_not_run_yet() -> None:
+    """The server sends the request for a connection once, as soon as a node has joined."""
+    async with serving() as served:
+        node = Node(served.connector())
+        await node.until(is_member)
+        operator = await served.client()
+        operator.send(Query(id=1, what=control.LOGS, run_id="job", node="a"))
+        answer: Future[StoreResult] = Future()
+        await soon(lambda: bool(served.server._operators._awaiting))
+        node.driver.store.begin(StoreCall(id=0, run_id="job", op="num_keys"), answer)
+        await asyncio.wrap_future(answer)  # It arrives after the request.
+        watches: list[Watch] = []
+        node.driver.on_watch(watches.append)
+        assert [one.attach for one in watches] == [True]
+        node.driver.on_watch(watches.append)
+        assert len(watches) == 1  # It was delivered.
+        operator.connection.abort()
+        await node.driver.close()
 
 
 @in_loop
@@ -326,35 +348,3 @@ def test_nodes_of_other_jobs_are_reported_at_the_end(
             eventually(lambda: same.view is not None)
             host.close(drain_s=0)
             assert any("2 nodes" in line and host.where in line for line in notices)
-
-
-IMPORTS_AHEAD = """
-import socket, sys, time
-from holdfast.membership.coordinator import CoordinatorMembership
-from holdfast.core.job_settings import (JobSettings)
-from holdfast.core.protocol import (NodeInfo)
-from holdfast.core.session import SessionTimeouts
-
-with socket.create_server(("127.0.0.1", 0)) as taken:
-    connection = CoordinatorMembership(
-        *taken.getsockname(),
-        run_id="job",
-        info=NodeInfo(node="one", incarnation=1),
-        settings=JobSettings(min_nodes=1, max_nodes=1),
-        timeouts=SessionTimeouts(),
-        is_host=None,
-        token=None,
-        tls=None,
-    )
-    connection.start()
-    assert "holdfast.coordinator.server" not in sys.modules
-    deadline = time.monotonic() + 20
-    while "holdfast.coordinator.server" not in sys.modules and time.monotonic() < deadline:
-        time.sleep(0.05)
-    connection.close()
-assert "holdfast.coordinator.server" in sys.modules
-"""
-
-
-def test_possible_successor_imports_the_server_early() -> None:
-    subprocess.run([sys.executable, "-c", IMPORTS_AHEAD], check=True, timeout=60)
