@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from holdfast import console
@@ -100,8 +101,8 @@ class ControlPoint:
         self._starting: threading.Thread | None = None
         self._waiting: list[tuple[Callable[[NodeServer], object], Callable[[], object]]] = []
         """Calls of `_serve` while the server is starting."""
-        self._lock = threading.Lock()
-        """Guards the server: several threads may need it first."""
+        self._lock: threading.Lock | None = None
+        """Guards the server. Most runs of one node need no thread, and `threading` is slow to import."""
         self._wakeup = -1
         self._calls: deque[Callable[[], None]] = deque()
         self._requests: deque[tuple[Request, Future[RequestAnswer]]] = deque()
@@ -119,6 +120,8 @@ class ControlPoint:
         connection = self.agent.connection
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         port = connection.control.port if connection is not None else None
+        if connection is not None:
+            self._lock = threading.Lock()  # The connection's thread may need the server first.
         if port is not None:
             port.serve(self._adopt_client)
         try:
@@ -133,7 +136,7 @@ class ControlPoint:
 
     def close(self) -> None:
         """Close the socket and the server; may be called more than once."""
-        with self._lock:
+        with self._lock or nullcontext():
             self._is_closed = True
             server, self._server = self._server, None
         self._close_listener()
@@ -311,6 +314,8 @@ class ControlPoint:
 
     def _serve(self, use: Callable[[NodeServer], object], refuse: Callable[[], object]) -> None:
         """Call `use` with the server, or `refuse` if there is none. The first call starts the server."""
+        if self._lock is None:
+            self._lock = threading.Lock()
         with self._lock:
             server = self._server
             if server is None and not self._is_closed:
@@ -335,6 +340,7 @@ class ControlPoint:
             server = NodeServer(self, self.agent)
         except Exception as problem:  # noqa: BLE001 (the job continues)
             console.warning(f"cannot serve control clients: {console.describe(problem)}")
+        assert self._lock is not None
         with self._lock:
             if server is not None and self._is_closed:
                 server.close()

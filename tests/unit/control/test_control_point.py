@@ -124,7 +124,10 @@ def test_one_server_is_started_even_if_two_threads_need_it_first(
                 two_starts.wait(0.2)
 
     monkeypatch.setattr(node_server, "NodeServer", Server)
-    point = ControlPoint(agent_of(1), began)
+    agent = agent_of(2)
+    agent.connection = Membership()
+    point = ControlPoint(agent, began)
+    point.open()
     watches = Watch(for_s=1.0), Watch(for_s=2.0)
     threads = [threading.Thread(target=point.watched, args=(one,)) for one in watches]
     for one in threads:
