@@ -50,6 +50,7 @@ def test_every_node_reports_the_failure_that_ended_the_job(tmp_path: Path, team:
         assert host in said
         (path,) = (tmp_path / name).rglob("failure.json")
         report = json.loads(path.read_text())
+        assert report["generation"] == 0
         first = report["first"]
         assert (first["rank"], first["pid"], first["host"]) == (culprit.rank, culprit.pid, host)
         assert "b was told to fail" in json.dumps(first)

@@ -13,13 +13,8 @@ from holdfast import console
 from holdfast.agent.worker_processes import place_workers
 from holdfast.core import coordinated_supervision, supervision
 from holdfast.core.limits import RIVALS_MAX
-from holdfast.core.protocol import (
-    Failure,
-    JobOutcome,
-    NodePhase,
-    NodeRole,
-    View,
-)
+from holdfast.core.policy import Verdict, judge
+from holdfast.core.protocol import Failure, JobOutcome, NodePhase, NodeRole, View
 from holdfast.core.supervision import State
 from holdfast.errors import JobStopped
 from holdfast.membership.interface import JoinRefused
@@ -246,8 +241,8 @@ class CoordinatedJob:
             traceback_ago_s=max(1e-9, (now_ns - traceback_ns) / 1e9) if traceback_ns else 0.0,
             rivals=tuple(error.rivals()[:RIVALS_MAX]),
         )
-        last = not retryable or self._machine.budget.left == 0
-        return short, failure_report.pack(failures) if last else b""
+        ends_job = judge(self._machine.budget, retryable=retryable) is Verdict.GIVE_UP
+        return short, failure_report.pack(failures) if ends_job else b""
 
     # The end of the job.
 

@@ -256,6 +256,11 @@ class AgentLoop:
         self.group.state = state
         return RunResult(state, result.return_values, failures)
 
+    def handle_detections(self) -> None:
+        """Act on what the side services detected, for a subclass of TorchElastic's with its own loop."""
+        self.services.look(time.monotonic())
+        self._dispatch(self.services.take_events())
+
     # Waiting.
 
     def _wait_for_change(self) -> None:

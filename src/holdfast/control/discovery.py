@@ -34,13 +34,24 @@ from holdfast.control.job_client import (
     unpacked,
 )
 from holdfast.control.runtime_dir import pid_of, sockets_here, version_of
+from holdfast.core.rounds import Rounds
+from holdfast.core.shared_state import decode
 from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.etcd.cluster_list import Certificates
+from holdfast.etcd.job_records import DEFAULT_PREFIX, read_job, read_ports, read_run_ids
+from holdfast.etcd.sync_client import EtcdClient, EtcdError
+from holdfast.membership.backend import ports_of
 from holdfast.net.agent_port import ControlCredentials, explicit_token
 from holdfast.net.endpoints import parse_rendezvous_endpoint
 from holdfast.net.token import choose_token
 from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.backends import Backend
+from holdfast.rendezvous.coordinator_handler import DEFAULT_PORT
+from holdfast.rendezvous.etcd_handler import etcd_settings_of
+from holdfast.rendezvous.file_backend import BESIDE, STATE_NAME, FileRendezvousBackend
+from holdfast.rendezvous.ha_handler import cluster_list_of, control_access
+from holdfast.store.file_store import SharedFolder, file_name
 from holdfast.wire import control
 from holdfast.wire.handshake import READ_ONLY_PREFIX
 from holdfast.wire.messages import printable_summary, summary_of
@@ -51,7 +62,6 @@ if TYPE_CHECKING:
     from holdfast.control.job_client import ControlConnection
     from holdfast.core.rounds import Job
     from holdfast.etcd.etcd_settings import EtcdSettings
-    from holdfast.etcd.sync_client import EtcdClient
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
     from holdfast.wire.control import Contacts
     from holdfast.wire.messages import JobSummary
@@ -145,8 +155,6 @@ def place_of(choice: JobChoice) -> Place:
 
 
 def _coordinator_of(choice: JobChoice) -> Endpoint:
-    from holdfast.rendezvous.coordinator_handler import DEFAULT_PORT  # Imports the whole handler.
-
     host, port = parse_rendezvous_endpoint(choice.endpoint, DEFAULT_PORT)
     run_id = choice.run_id
     conf = rdzv_conf.parse(
@@ -284,27 +292,19 @@ class EtcdDirectory(Directory):
         self._etcd, self._prefix = etcd, prefix
 
     def run_ids(self, *, running: bool = False) -> list[str]:
-        from holdfast.etcd.job_records import read_run_ids
-
         with self._reading() as client:
             return read_run_ids(client, self._prefix, running=running)
 
     def contacts(self) -> Contacts:
-        from holdfast.etcd.job_records import read_ports
-
         with self._reading() as client:
             return self._access().contacts(read_ports(client, self.run_id, self._prefix))
 
     def summary(self, run_id: str) -> JobSummary | None:
-        from holdfast.etcd.job_records import read_job
-
         with self._reading() as client:
             return read_job(client, run_id, self._prefix)[0]
 
     @contextmanager
     def _reading(self) -> Iterator[EtcdClient]:
-        from holdfast.etcd.sync_client import EtcdClient, EtcdError
-
         with EtcdClient(self._etcd) as client:
             try:
                 yield client
@@ -323,10 +323,6 @@ class HaDirectory(EtcdDirectory):
     advice = "--ha, --rdzv-id and the token must be those of the job"
 
     def __init__(self, params: RendezvousParameters) -> None:
-        from holdfast.etcd.cluster_list import Certificates
-        from holdfast.etcd.job_records import DEFAULT_PREFIX
-        from holdfast.rendezvous.ha_handler import cluster_list_of, control_access
-
         of = cluster_list_of(params, make_token=False)
         self._certificates = Certificates(of)
         self._own_access = control_access(of, self._certificates)
@@ -344,8 +340,6 @@ class FolderDirectory(Directory):
     """The jobs in a folder that nodes share (`--rdzv-backend file`)."""
 
     def __init__(self, run_id: str, endpoint: str) -> None:
-        from holdfast.rendezvous.file_backend import BESIDE
-
         super().__init__(run_id)
         if not endpoint:
             raise UsageError("--rdzv-endpoint: missing; name the folder where the nodes meet")
@@ -365,8 +359,6 @@ class FolderDirectory(Directory):
         return [job.run_id for job in found if not running or job.outcome is None]
 
     def contacts(self) -> Contacts:
-        from holdfast.membership.backend import ports_of
-
         job = self._job(self.run_id)
         access = ControlCredentials(
             run_id=self.run_id, token=explicit_token(os.environ, read_only=True)
@@ -374,21 +366,13 @@ class FolderDirectory(Directory):
         return access.contacts(ports_of(job) if job is not None else ())
 
     def summary(self, run_id: str) -> JobSummary | None:
-        from holdfast.core.rounds import Rounds
-
         job = self._job(run_id)
         return summary_of(Rounds(job)) if job is not None else None
 
     def _job(self, run_id: str) -> Job | None:
-        from holdfast.store.file_store import file_name
-
         return self._read(file_name(run_id))
 
     def _read(self, name: str) -> Job | None:
-        from holdfast.core.shared_state import decode
-        from holdfast.rendezvous.file_backend import STATE_NAME, FileRendezvousBackend
-        from holdfast.store.file_store import SharedFolder
-
         path = os.path.join(self._folder, name)
         if not glob(os.path.join(escape(path), f"{STATE_NAME}.*")):
             return None
@@ -409,8 +393,6 @@ def directory_of(params: RendezvousParameters) -> Directory | None:
             raise UsageError("--rdzv-id: missing; --ha needs it")
         return HaDirectory(params)
     if backend is Backend.ETCD:
-        from holdfast.rendezvous.etcd_handler import etcd_settings_of
-
         etcd = etcd_settings_of(params)
         prefix = str(rdzv_conf.value_of(params, "etcd_prefix"))
         return EtcdDirectory(params.run_id, f"--rdzv-endpoint {etcd.where}", etcd, prefix)

@@ -126,6 +126,11 @@ class CoordinatedSupervision(Supervision):
         self._reported_clear = (0, -1)  # The term of the view at that time, and the generation.
 
     @property
+    def failed_generation(self) -> int:
+        """The generation that failed, if the job failed; this node may have had no part in it."""
+        return max(self.generation, self.view.generation if self.view is not None else -1)
+
+    @property
     def grace_s(self) -> float:
         """How long workers have to exit; a request to stop the job may set it."""
         return self.view.grace_s if self.view is not None else -1.0
@@ -187,7 +192,8 @@ class CoordinatedSupervision(Supervision):
             NodeRole.STANDBY,
             NodeRole.MEMBER,
         )
-        if event.view.role is NodeRole.MEMBER:  # The job's count replaces this node's.
+        if event.view.role in (NodeRole.MEMBER, NodeRole.CLOSED):
+            # The job's count replaces this node's.
             self.budget = RestartBudget(self.budget.max_restarts, event.view.restarts)
         return self._apply()
 
@@ -256,7 +262,7 @@ class CoordinatedSupervision(Supervision):
         self._done = -1
         self.state = State.STARTING
         self.running = frozenset(range(self._local_world_size))
-        self._forget_workers()
+        self.forget_workers()
         self._has_workers = True
         return [
             self._report(NodePhase.RUNNING),

@@ -161,3 +161,24 @@ def test_a_story_keeps_only_the_newest_steps() -> None:
             machine.handle(0.0, event)
     assert len(machine.story) == STEPS_MAX
     assert [*machine.story][-1].event == WorkersStopped(STEPS_MAX - 1)
+
+
+@pytest.mark.parametrize("started", [-1, 0])
+def test_failed_generation_is_the_jobs_on_a_node_that_did_not_start_it(started: int) -> None:
+    """A standby, or a node that left the round, learns of the failure with the end of the job."""
+    machine = CoordinatedSupervision(local_world_size=1, max_restarts=2)
+    machine.handle(0.0, Begun())
+    if started >= 0:
+        for event in (
+            ViewReceived(view(NodeRole.MEMBER, started)),
+            WorkersStarted(started),
+            ViewReceived(view(NodeRole.STANDBY, 1)),
+            WorkersStopped(started),
+        ):
+            machine.handle(0.0, event)
+    else:
+        machine.handle(0.0, ViewReceived(view(NodeRole.STANDBY, 0)))
+    end = view(NodeRole.CLOSED, 2, restarts=2, outcome=JobOutcome.FAILED, final=True)
+    assert machine.handle(0.0, ViewReceived(end)) == [Finish(Outcome.FAILED)]
+    assert machine.generation == started
+    assert (machine.failed_generation, machine.restart_count) == (2, 2)
