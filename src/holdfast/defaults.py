@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+PROTOCOL_VERSION = 1
+"""Both sides of a connection must speak this version; the handshake refuses any other."""
+
 START_METHODS = ("spawn", "fork", "forkserver")
 
 SHUTDOWN_S = 30

@@ -33,9 +33,10 @@ from holdfast.control.job_client import (
     tls_of,
     unpacked,
 )
-from holdfast.control.runtime_dir import pid_of, sockets_here
+from holdfast.control.runtime_dir import pid_of, sockets_here, version_of
 from holdfast.core.rounds import Rounds
 from holdfast.core.shared_state import decode
+from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.etcd.cluster_list import Certificates
 from holdfast.etcd.job_records import DEFAULT_PREFIX, read_job, read_ports, read_run_ids
@@ -79,6 +80,10 @@ STAGGER_S = 0.5
 ELSEWHERE = "for a job on other machines, use --rdzv-endpoint and its --rdzv-backend, or --ha"
 
 
+def _ignore(_line: str) -> None:
+    """Do not report agents that are late, or of another version."""
+
+
 # Which job.
 
 
@@ -99,7 +104,7 @@ class JobChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def find_job(
-    choice: JobChoice, on_late: Callable[[list[str]], None] | None = None
+    choice: JobChoice, on_problem: Callable[[str], None] = _ignore
 ) -> tuple[Place, list[LocalJob]]:
     """Return where the chosen job is, and all its agents on this machine.
 
@@ -110,7 +115,7 @@ async def find_job(
         if isinstance(place, Directory) and not place.run_id:
             place.run_id = only_one(await _run_ids_of(place), f"at {place.where}")
         return place, []
-    found = await local_jobs(on_late)
+    found = await local_jobs(on_problem)
     if choice.run_id:
         found = [one for one in found if one.here.run_id == choice.run_id]
         if not found:
@@ -189,34 +194,42 @@ class LocalJob(msgspec.Struct, frozen=True, kw_only=True):
     here: control.Here
 
 
-async def local_jobs(on_late: Callable[[list[str]], None] | None = None) -> list[LocalJob]:
+async def local_jobs(on_problem: Callable[[str], None] = _ignore) -> list[LocalJob]:
     """Return the jobs of this user's agents on this machine; remove the sockets of dead agents.
 
-    `on_late` gets the process ids of agents that have not responded within `LATE_S`. Agents that do
-    not respond at all are omitted.
+    Agents of another version, and agents that do not respond, are omitted. `on_problem` receives one line about
+    each of the former, and one about all agents that have not responded within `LATE_S`.
     """
     try:
         paths = sockets_here()
     except OSError as problem:
         raise ControlProblem(f"cannot list the jobs: {problem}", exit_code=78) from None
-    looks = {asyncio.ensure_future(_local_job(path)): path for path in paths}
-    if looks and on_late is not None:
+    looks = {asyncio.ensure_future(_local_job(path, on_problem)): path for path in paths}
+    if looks:
         _, late = await asyncio.wait(looks, timeout=LATE_S)
         if late:
-            on_late(sorted(pid_of(looks[one]) for one in late))
+            pids = sorted(pid_of(looks[one]) for one in late)
+            agents = f"the agent{'s' * (len(pids) > 1)} with pid {', '.join(pids)}"
+            on_problem(f"waiting for {agents} to respond")
     found = await asyncio.gather(*looks)
     return sorted(
         (one for one in found if one is not None), key=lambda job: (job.here.run_id, job.here.pid)
     )
 
 
-async def _local_job(path: str) -> LocalJob | None:
+async def _local_job(path: str, on_problem: Callable[[str], None]) -> LocalJob | None:
     try:
         connection = await open_socket(path, "")
     except ControlProblem:
         _remove_if_dead(path)
         return None
     try:
+        if version_of(path) != str(PROTOCOL_VERSION):
+            on_problem(
+                f"the agent with pid {pid_of(path)} speaks protocol version {version_of(path)}, this "
+                f"command {PROTOCOL_VERSION}: use the version of Holdfast that started the job"
+            )
+            return None
         reply = await connection.query(control.HERE, limit_s=CONNECT_S)
         return LocalJob(path=path, here=unpacked(control.Here, reply.body))
     except ControlProblem:
@@ -426,11 +439,9 @@ Place = Endpoint | LocalJob | Directory
 # The client of a job.
 
 
-async def connect(
-    choice: JobChoice, on_late: Callable[[list[str]], None] | None = None
-) -> JobClient:
+async def connect(choice: JobChoice, on_problem: Callable[[str], None] = _ignore) -> JobClient:
     """Return a client of the chosen job. Raise if no job, or more than one, matches."""
-    place, neighbours = await find_job(choice, on_late)
+    place, neighbours = await find_job(choice, on_problem)
     client = await open_job(place, neighbours)
     if not client.run_id:
         try:

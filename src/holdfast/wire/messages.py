@@ -48,6 +48,7 @@ from holdfast.core.protocol import (
     sanitized_status,
     sanitized_view,
 )
+from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.printable import one_line, quoted
 from holdfast.wire import wire_limits as limits
 from holdfast.wire.wire_errors import BadMessage
@@ -58,8 +59,6 @@ if TYPE_CHECKING:
     from holdfast.core.rounds import Rounds
 
 MAGIC = "holdfast"
-PROTOCOL_VERSION = 1
-"""Both sides of a connection must speak this version; the handshake refuses any other."""
 
 Version = Annotated[int, Meta(ge=1, le=limits.VERSION_MAX)]
 Nonce = Annotated[bytes, Meta(min_length=limits.NONCE_BYTES_MIN, max_length=limits.NONCE_BYTES_MAX)]
