@@ -35,9 +35,11 @@ examples:
   python -m benchmarks --rows one-node            without the rows of many nodes, about 4 minutes
   python -m benchmarks --rows torch               workers that import torch, about 12 minutes
   python -m benchmarks --rows etcd                jobs on etcd, about 3 minutes
-  python -m benchmarks --rows whole first-line    two rows
-  python -m benchmarks --rows whole --repeat 25   one row, with more rounds
-  python -m benchmarks --rows whole --launchers holdfast bare
+  python -m benchmarks --rows no-op-command first-line
+                                                  two rows
+  python -m benchmarks --rows no-op-command --repeat 25
+                                                  one row, with more rounds
+  python -m benchmarks --rows no-op-command --launchers holdfast bare
                                                   without the slow one, to tune
   python -m benchmarks --save docs/benchmark.json also write the figures there
 

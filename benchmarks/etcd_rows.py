@@ -36,12 +36,12 @@ def _compared(name: str, what: str, measure: Callable[[Lab, str], Samples], roun
     )  # fmt: skip
 
 
-def _ha_form(count: int, measure: Callable[[Lab, str], Samples]) -> Row:
+def _ha_start(count: int, measure: Callable[[Lab, str], Samples]) -> Row:
     title = f"{count} agents with --ha: last start to all in user code"
     return Row(
-        f"ha-form-{count}",
+        f"ha-start-{count}-nodes",
         measure,
-        (Metric("form", title, "s", (Target("limit", 3),)),),
+        (Metric("start", title, "s", (Target("limit", 3),)),),
         (HOLDFAST,),
         rounds=5,
         quick_rounds=1,
@@ -51,10 +51,10 @@ def _ha_form(count: int, measure: Callable[[Lab, str], Samples]) -> Row:
 
 ETCD_ROWS = (
     _compared(
-        "etcd-form-2", "2 agents: start to all in user code", etcd_work.measure_form_2, 3
+        "etcd-start-2-nodes", "2 agents: start to all in user code", etcd_work.measure_start_2, 3
     ),
     _compared(
-        "etcd-form-16", "16 agents: start to all in user code", etcd_work.measure_form_16, 2
+        "etcd-start-16-nodes", "16 agents: start to all in user code", etcd_work.measure_start_16, 2
     ),
     _compared(
         "etcd-restart-16",
@@ -62,8 +62,8 @@ ETCD_ROWS = (
         etcd_work.measure_restart_16,
         2,
     ),
-    _ha_form(3, etcd_work.measure_ha_form_3),
-    _ha_form(8, etcd_work.measure_ha_form_8),
+    _ha_start(3, etcd_work.measure_ha_start_3),
+    _ha_start(8, etcd_work.measure_ha_start_8),
     Row(
         "ha-restart-16",
         etcd_work.measure_ha_restart_16,

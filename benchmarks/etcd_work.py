@@ -47,7 +47,7 @@ AS_ON_A_NETWORK = (
 _jobs = itertools.count()
 
 
-def measure_form(count: int, lab: Lab, launcher: str) -> Samples:
+def measure_start(count: int, lab: Lab, launcher: str) -> Samples:
     """Measure from the start of the agents to the last worker's first line."""
     del launcher
     embedded: list[float] = []
@@ -68,7 +68,7 @@ def measure_restart(count: int, lab: Lab, launcher: str) -> Samples:
         return _compared(restart_s(lab, count, ()), restart_s(lab, count, _flags(server)), trip_s)
 
 
-def measure_ha_form(count: int, lab: Lab, launcher: str) -> Samples:
+def measure_ha_start(count: int, lab: Lab, launcher: str) -> Samples:
     """Measure from the start of the last agent until all workers run user code.
 
     Three of the agents run etcd's members.
@@ -78,7 +78,7 @@ def measure_ha_form(count: int, lab: Lab, launcher: str) -> Samples:
         agents = job.start(count)
         starts = job.formed(count)
         begun_ns = max(agent.started_ns for agent in agents)
-        return {"form": [(max(start.reached_ns for start in starts) - begun_ns) / NS_PER_S]}
+        return {"start": [(max(start.reached_ns for start in starts) - begun_ns) / NS_PER_S]}
 
 
 def measure_ha_restart(count: int, lab: Lab, launcher: str) -> Samples:
@@ -253,9 +253,9 @@ def _compared(embedded: list[float], on_etcd: list[float], trip_s: float) -> Sam
     }
 
 
-measure_form_2 = partial(measure_form, 2)
-measure_form_16 = partial(measure_form, 16)
-measure_ha_form_3 = partial(measure_ha_form, 3)
-measure_ha_form_8 = partial(measure_ha_form, 8)
+measure_start_2 = partial(measure_start, 2)
+measure_start_16 = partial(measure_start, 16)
+measure_ha_start_3 = partial(measure_ha_start, 3)
+measure_ha_start_8 = partial(measure_ha_start, 8)
 measure_ha_restart_16 = partial(measure_ha_restart, 16)
 measure_restart_16 = partial(measure_restart, 16)

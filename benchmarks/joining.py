@@ -17,29 +17,29 @@ if TYPE_CHECKING:
 WORKERS = 2
 NS_PER_S = 1e9
 # torchrun's default last call takes 30 s.
-FORM_S_MAX = 90.0
+START_S_MAX = 90.0
 # torchrun ends the job 60 s after the third agent started.
 JOIN_S_MAX = 75.0
 QUICK_CONF = {"last_call_timeout": 1}
 WORKAROUND = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
-def measure_form(lab: Lab, launcher: str) -> Samples:
+def measure_start(lab: Lab, launcher: str) -> Samples:
     """Two agents of `2:3` with the default settings, to the last worker's first line."""
     with Nodes(lab, launcher, "2:3", workers=WORKERS) as job:
-        return {"form": [_form_s(job)]}
+        return {"start": [_start_s(job)]}
 
 
-def measure_form_quick(lab: Lab, launcher: str) -> Samples:
+def measure_start_quick(lab: Lab, launcher: str) -> Samples:
     """The same with a last call of 1 s."""
     with Nodes(lab, launcher, "2:3", workers=WORKERS, conf=QUICK_CONF) as job:
-        return {"form": [_form_s(job)]}
+        return {"start": [_start_s(job)]}
 
 
 def measure_join(lab: Lab, launcher: str) -> Samples:
     """A third agent joins two of `2:3`, with the default settings."""
     with Nodes(lab, launcher, "2:3", workers=WORKERS) as job:
-        _form_s(job)
+        _start_s(job)
         return {"join": [_join_s(job)]}
 
 
@@ -48,13 +48,13 @@ def measure_join_quick(lab: Lab, launcher: str) -> Samples:
     with Nodes(
         lab, launcher, "2:3", workers=WORKERS, conf=QUICK_CONF, env=WORKAROUND
     ) as job:  # fmt: skip
-        _form_s(job)
+        _start_s(job)
         return {"join": [_join_s(job)]}
 
 
-def _form_s(job: Nodes) -> float:
+def _start_s(job: Nodes) -> float:
     agents = job.start(2)
-    starts = job.formed(2, within_s=FORM_S_MAX)
+    starts = job.formed(2, within_s=START_S_MAX)
     begun_ns = min(agent.started_ns for agent in agents)
     return (max(start.reached_ns for start in starts) - begun_ns) / NS_PER_S
 

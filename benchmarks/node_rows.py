@@ -7,15 +7,15 @@ from benchmarks.figures import HOLDFAST, TORCHRUN, Metric, Target
 from benchmarks.measuring import Row
 
 BOTH = (TORCHRUN, HOLDFAST)
-LOSS_S, JOIN_S, WAVE_S = node_loss.LOSS_S_MAX, joining.JOIN_S_MAX, handlers.WAVE_S_MAX
+LOSS_S, JOIN_S, HANDLERS_S = node_loss.LOSS_S_MAX, joining.JOIN_S_MAX, handlers.JOIN_S_MAX
 
 JOINING_ROWS = (
     Row(
-        "form",
-        joining.measure_form,
+        "start-2-nodes",
+        joining.measure_start,
         (
             Metric(
-                "form", "2 agents of 2:3: start to all in user code", "s", (Target("limit", 2),)
+                "start", "2 agents of 2:3: start to all in user code", "s", (Target("limit", 2),)
             ),
         ),
         BOTH,
@@ -25,9 +25,9 @@ JOINING_ROWS = (
         rounds_at_most={TORCHRUN: 2},
     ),
     Row(
-        "form-quick",
-        joining.measure_form_quick,
-        (Metric("form", "2 agents of 2:3, last_call_timeout=1: start to all in user code", "s"),),
+        "start-2-nodes-quick",
+        joining.measure_start_quick,
+        (Metric("start", "2 agents of 2:3, last_call_timeout=1: start to all in user code", "s"),),
         BOTH,
         rounds=3,
         quick_rounds=1,
@@ -133,10 +133,14 @@ def _restart_row(count: int) -> Row:
 HANDLER_ROWS = (
     Row(
         "handlers-128",
-        handlers.measure_wave_128,
+        handlers.measure_join_handlers_128,
         (
             Metric(
-                "wave", "128 handlers join at once", "s", (Target("torchrun", 8),), waited=WAVE_S
+                "join",
+                "128 handlers join at once",
+                "s",
+                (Target("torchrun", 8),),
+                waited=HANDLERS_S,
             ),
         ),
         BOTH,
@@ -146,8 +150,12 @@ HANDLER_ROWS = (
     ),
     Row(
         "handlers-256",
-        handlers.measure_wave_256,
-        (Metric("wave", "256 handlers join at once", "s", (Target("limit", 1),), waited=WAVE_S),),
+        handlers.measure_join_handlers_256,
+        (
+            Metric(
+                "join", "256 handlers join at once", "s", (Target("limit", 1),), waited=HANDLERS_S
+            ),
+        ),
         BOTH,
         rounds=5,
         quick_rounds=0,
@@ -158,7 +166,7 @@ HANDLER_ROWS = (
 
 SCALING_ROWS = (
     Row(
-        "scale",
+        "many-agents",
         scaling.measure_agents,
         (
             Metric("formed", "1,000 agents at one coordinator: a round forms", "s", (Target("limit", 2),)),
@@ -197,8 +205,8 @@ SCALING_ROWS = (
         warm_up=False,
     ),
     Row(
-        "flood",
-        scaling.measure_flood,
+        "connection-flood",
+        scaling.measure_connection_flood,
         (
             Metric(
                 "silent", "4,500 silent connections: an agent joins", "s",
@@ -262,7 +270,7 @@ WATCHING_ROWS = (
         warm_up=False,
     ),
     Row(
-        "follow",
+        "follow-logs",
         watch_rows.measure_follow,
         (
             Metric(

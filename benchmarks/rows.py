@@ -40,11 +40,11 @@ ONE_NODE_ROWS = (
         quick_rounds=3,
     ),
     Row(
-        "whole",
-        starting.measure_whole,
+        "no-op-command",
+        starting.measure_no_op_command,
         (
             Metric(
-                "whole",
+                "command",
                 "whole command, 2 no-op workers",
                 "ms",
                 (Target("torchrun", 12), Target("bare", 4.5)),
@@ -71,8 +71,8 @@ ONE_NODE_ROWS = (
         quick_rounds=1,
     ),
     Row(
-        "many",
-        starting.measure_many,
+        "start-64-workers",
+        starting.measure_start_64_workers,
         (
             Metric(
                 "last",

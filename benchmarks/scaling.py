@@ -1,7 +1,7 @@
 """Rows about one coordinator with very many agents or strangers, and about the simulator; Holdfast
 only.
 
-`workers/fleet.py`, `workers/flood.py` and `workers/simulating.py` do the work, each in a process of
+`workers/fleet.py`, `workers/connection_flood.py` and `workers/simulating.py` do the work, each in a process of
 its own.
 """
 
@@ -41,11 +41,11 @@ def measure_agents(lab: Lab, _: str) -> Samples:
     }
 
 
-def measure_flood(lab: Lab, _: str) -> Samples:
+def measure_connection_flood(lab: Lab, _: str) -> Samples:
     """How long an agent takes to join while strangers hold connections of three kinds."""
     samples: Samples = {}
     for kind in ("silent", "byte", "hello"):
-        found = lab.figures_of("flood.py", (kind, STRANGERS, ATTEMPTS), FLOOD_S_MAX)
+        found = lab.figures_of("connection_flood.py", (kind, STRANGERS, ATTEMPTS), FLOOD_S_MAX)
         samples[kind] = [NEVER if took_s is None else took_s for took_s in found["in_s"]]
     return samples
 

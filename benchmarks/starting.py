@@ -22,18 +22,18 @@ def measure_first_line(lab: Lab, launcher: str) -> Samples:
     return _first_lines(lab, launcher, FEW)
 
 
-def measure_many(lab: Lab, launcher: str) -> Samples:
+def measure_start_64_workers(lab: Lab, launcher: str) -> Samples:
     """The same for 64 workers."""
     return _first_lines(lab, launcher, MANY)
 
 
-def measure_whole(lab: Lab, launcher: str) -> Samples:
+def measure_no_op_command(lab: Lab, launcher: str) -> Samples:
     """Two workers that do nothing, until the command exits."""
     cpu_s = _cpu_s_of_children()
     with lab.start(launcher, Launch("nothing.py", FEW)) as job:
         whole_ns = job.wait() - job.started_ns
     # The kernel adds a process's time to its parent's books when it is reaped, level by level.
-    return {"whole": [whole_ns / NS_PER_MS], "cpu": [(_cpu_s_of_children() - cpu_s) * 1000]}
+    return {"command": [whole_ns / NS_PER_MS], "cpu": [(_cpu_s_of_children() - cpu_s) * 1000]}
 
 
 def _cpu_s_of_children() -> float:

@@ -47,7 +47,7 @@ def measure_meeting(workers: int, lab: Lab, launcher: str) -> Samples:
     """Let workers join a gloo group, several times within one job."""
     env = {"BENCH_TIMES": str(MEETINGS), **QUICK_NAMES}
     samples = []
-    with lab.start(launcher, Launch("meet.py", workers, env=env, held=True)) as job:
+    with lab.start(launcher, Launch("join_process_group.py", workers, env=env, held=True)) as job:
         for meeting in range(MEETINGS):
             job.wait_for_stamps(workers, generation=2 * meeting)
             began_ns = time.monotonic_ns()

@@ -54,7 +54,7 @@ def measure_follow(lab: Lab, launcher: str) -> Samples:
     env = lab.env | {"XDG_RUNTIME_DIR": str(runtime)}
     command = [
         lab.program(launcher), "run", "--redirects", "3", "--log-dir", str(folder / "logs"),
-        str(WORKERS / "pouring.py"), str(FOLLOWED_BYTES),
+        str(WORKERS / "write_lines.py"), str(FOLLOWED_BYTES),
     ]  # fmt: skip
     nothing = subprocess.DEVNULL
     with subprocess.Popen(command, env=env, stdin=nothing, stderr=nothing) as agent:

@@ -146,7 +146,7 @@ class RestartReason(StrEnum):
     UNHEALTHY = "unhealthy"
     NODES_WAITING = "nodes_waiting"
     COORDINATOR = "coordinator"
-    REQUESTED = "asked"
+    REQUESTED = "requested"
     NODES_LOST = "nodes_lost"
     OTHER = "other"
 

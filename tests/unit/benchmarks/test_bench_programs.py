@@ -42,14 +42,14 @@ def test_top_program_shows_a_job() -> None:
 
 
 def test_many_handlers_join_one_round() -> None:
-    found = run("wave.py", "holdfast", 5, 2, 30)
+    found = run("join_handlers.py", "holdfast", 5, 2, 30)
     assert (found["done"], found["of"]) == (5, 5)
     assert found["took_s"] > 0
 
 
 @pytest.mark.parametrize("kind", ["silent", "byte", "hello"])
 def test_agent_joins_while_strangers_hold_connections(kind: str) -> None:
-    found = run("flood.py", kind, 300, 2)
+    found = run("connection_flood.py", kind, 300, 2)
     assert None not in found["in_s"]
     assert len(found["in_s"]) == 2
 

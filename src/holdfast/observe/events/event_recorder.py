@@ -69,7 +69,7 @@ class EventRecorder:
             case lifecycle.WatchdogEvent():
                 self._watchdog(event)
             case lifecycle.Requested():
-                inner = self._inner() | {"request": event.request, "asked": event.what}
+                inner = self._inner() | {"request": event.request, "requested": event.what}
                 metadata = self._metadata("RUNNING", inner)
                 self._record(_event("holdfast.request", EventSource.AGENT, event.wall, metadata))
             case lifecycle.CustomEvent(event=Event() as custom):

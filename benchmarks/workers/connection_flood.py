@@ -1,6 +1,6 @@
 """Clients that flood a coordinator with connections, and an honest agent that joins.
 
-    flood.py {silent,byte,hello} CONNECTIONS ROUNDS [DESCRIPTORS [BACKLOG]]
+    connection_flood.py {silent,byte,hello} CONNECTIONS ROUNDS [DESCRIPTORS [BACKLOG]]
 
 The strangers connect from 127.0.0.2 and hold that many connections: a closed one is opened again at
 once. They send nothing, one byte, or the first message of the handshake. The coordinator has a token,

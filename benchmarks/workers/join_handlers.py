@@ -1,6 +1,6 @@
 """Many rendezvous handlers that join one round at the same moment; prints the duration.
 
-    wave.py {torchrun,holdfast} HANDLERS PROCESSES LIMIT_S
+    join_handlers.py {torchrun,holdfast} HANDLERS PROCESSES LIMIT_S
 
 The handlers are threads of a few processes; the server has its own process. All settings are the
 defaults; `HOLDFAST_TOKEN` may be set. The clock runs from the first call of `next_rendezvous` to the
@@ -130,7 +130,7 @@ def of_torch() -> tuple[Callable[[int], Any], Callable[[int, int], Any]]:
     def make(port: int, whole: int) -> Any:
         return get_rendezvous_handler(
             RendezvousParameters(
-                "c10d", f"127.0.0.1:{port}", "wave", whole, whole, "127.0.0.1", is_host=False
+                "c10d", f"127.0.0.1:{port}", "handlers", whole, whole, "127.0.0.1", is_host=False
             )
         )
 
@@ -163,7 +163,7 @@ def of_holdfast() -> tuple[Callable[[int], Any], Callable[[int, int], Any]]:
     def make(port: int, whole: int) -> Any:
         return get_rendezvous_handler(
             RendezvousParameters(
-                "c10d", f"127.0.0.1:{port}", "wave", whole, whole, "127.0.0.1", is_host=False
+                "c10d", f"127.0.0.1:{port}", "handlers", whole, whole, "127.0.0.1", is_host=False
             )
         )
 
