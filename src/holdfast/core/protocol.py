@@ -68,6 +68,10 @@ from holdfast.core.limits import (
 )
 from holdfast.printable import one_line, quoted
 
+PROTOCOL_VERSION = 1
+"""All nodes of a job speak this version, and all records of a job are in its format. Any other is refused."""
+SAME_VERSION = "install the same Holdfast on all nodes"
+
 
 class NodePhase(Enum):
     """The phase of a node, as it reports itself."""
@@ -240,8 +244,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     generation: ReportedNumber = -1
     """The last generation that the node started, or -1."""
     clear: ReportedNumber = -1
-    """The node has no workers of generations before this one and will not start any; -1 if the agent
-    does not report it."""
+    """The node has no workers of generations before this one and will not start any; -1 if that follows
+    from `phase` and `generation` (`clear_of`)."""
     term: ReportedNumber = 0
     """The highest term that the node received."""
     round_term: ReportedNumber = 0

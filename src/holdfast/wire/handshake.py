@@ -37,12 +37,12 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from holdfast.core.limits import NAME_CHARS_MAX, WHY_CHARS_MAX
+from holdfast.core.protocol import PROTOCOL_VERSION
 from holdfast.errors import InternalError
 from holdfast.printable import one_line, quoted
 from holdfast.wire.frames import HEADER_BYTES, TAG_BYTES, Seal, encode_frame
 from holdfast.wire.messages import (
     MAGIC,
-    PROTOCOL_VERSION,
     Challenge,
     Goodbye,
     Hello,

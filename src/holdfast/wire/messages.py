@@ -39,6 +39,7 @@ from holdfast.core.limits import (
     WHY_CHARS_MAX,
 )
 from holdfast.core.protocol import (
+    PROTOCOL_VERSION,
     Ack,
     Heartbeat,
     Status,
@@ -58,8 +59,6 @@ if TYPE_CHECKING:
     from holdfast.core.rounds import Rounds
 
 MAGIC = "holdfast"
-PROTOCOL_VERSION = 1
-"""Both sides of a connection must speak this version; the handshake refuses any other."""
 
 Version = Annotated[int, Meta(ge=1, le=limits.VERSION_MAX)]
 Nonce = Annotated[bytes, Meta(min_length=limits.NONCE_BYTES_MIN, max_length=limits.NONCE_BYTES_MAX)]

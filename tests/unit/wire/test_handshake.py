@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from holdfast.core.protocol import PROTOCOL_VERSION
 from holdfast.errors import InternalError
 from holdfast.wire.frames import FrameReader
 from holdfast.wire.handshake import (
@@ -20,7 +21,6 @@ from holdfast.wire.handshake import (
     refusal,
 )
 from holdfast.wire.messages import (
-    PROTOCOL_VERSION,
     Challenge,
     Goodbye,
     Hello,
