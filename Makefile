@@ -38,7 +38,7 @@ GROUP = $(1)/bin/python -c 'import sys, tomllib; \
 	print(*groups[sys.argv[1]], sep="\n")' $(2) > $(1)/$(2).txt
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench chaos simulate docs clean distclean
+.PHONY: help demo test lint types format bench chaos simulate docs clean distclean
 .DEFAULT_GOAL := help
 
 help: ## Show this
@@ -53,9 +53,12 @@ test: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.torch ## Run all tests
 lint: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.lint ## Check style, types and the layering of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory types
+	$(BIN)/lint-imports
+
+types: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.lint ## Check types only
 	$(BIN)/mypy src simulator benchmarks chaos examples $(wildcard tests/*.py)
 	set -e; for folder in $(TEST_FOLDERS); do $(BIN)/mypy $$folder; done
-	$(BIN)/lint-imports
 
 format: $(VENV)/.lint ## Lay out the source as `make lint` wants it
 	$(BIN)/ruff check --fix .

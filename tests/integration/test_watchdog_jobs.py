@@ -60,7 +60,7 @@ def test_stuck_worker_is_dumped_and_killed_and_the_job_continues(
     assert code == 0
     scope = "section stuck" if block == SECTION else "stuck"
     pid = watchdog_events(tmp_path)[0][1]["worker_pid"]
-    assert f"timer expired: {scope!r} (pid {pid}); killing it with signal 9" in said
+    assert f"timer expired: {scope!r} (pid {pid}); its signal is 9" in said
     assert f"rank 1 (pid {pid}) failed: timer {scope!r} expired: killed the worker" in said
     [log] = tmp_path.glob("logs/*/attempt_0/1/stderr.log")
     assert "be_stuck_here (" in log.read_text()

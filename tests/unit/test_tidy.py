@@ -21,7 +21,7 @@ NOTE = re.compile(r"#.*\b(TODO|FIXME|XXX|HACK)\b(?!\(#\d+\)|.*https?://)")
 SOURCES = sorted(SRC.rglob("*.py"))
 PYTHON = sorted(
     path
-    for folder in ("src", "tests", "examples", "benchmarks", "chaos")
+    for folder in ("src", "simulator", "tests", "examples", "benchmarks", "chaos")
     for path in (ROOT / folder).rglob("*.py")
 )
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)

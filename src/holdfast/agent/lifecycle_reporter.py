@@ -53,7 +53,7 @@ class LifecycleReporter:
         """The machine of the current run."""
         self._logs_specs = logs_specs
         self._own_records: StandaloneRecords | None = None
-        self.run_started_at = 0.0
+        self._run_started = (0.0, 0.0)
         self._rendezvous_since = 0.0
         self._rendezvous_is_over = False
         self._entered = 0
@@ -93,18 +93,17 @@ class LifecycleReporter:
         self.observers.notify(event)
 
     def run_started(self) -> None:
-        at, wall = now()
-        self.run_started_at = self._rendezvous_since = at
+        self._run_started = now()
+        self._rendezvous_since = self._run_started[0]
         self._rendezvous_is_over = False
         if self.observers:
-            self.report(self.describe_run(at, wall))
+            self.report(self.describe_run())
 
-    def describe_run(self, at: float = 0.0, wall: float = 0.0) -> lifecycle.RunStarted:
+    def describe_run(self) -> lifecycle.RunStarted:
         spec = self.group.spec
         handler = spec.rdzv_handler
         return lifecycle.RunStarted(
-            at,
-            wall,
+            *self._run_started,
             handler.get_run_id(),
             spec.role,
             handler.get_backend(),
@@ -245,7 +244,7 @@ class LifecycleReporter:
             lifecycle.RunEnded(
                 at,
                 wall,
-                at - self.run_started_at,
+                at - self._run_started[0],
                 result.state.value.lower() if result is not None else "",
                 machine.restart_count,
                 machine.budget.left,

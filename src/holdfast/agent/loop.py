@@ -210,11 +210,11 @@ class AgentLoop:
         membership = self.membership
         membership.join()
         connection = membership.connection
+        control = self._begin_control()
         if connection is None:
             return self._conclude(self._turn())
-        if not self.workers.blocks:
-            control = self._open_control()  # The job is visible while the node waits for others.
-            connection.control.on_watch(control.watched)
+        control.open()  # The job is visible while the node waits for others.
+        connection.control.on_watch(control.watched)
         try:
             if not self.workers.blocks:
                 connection.heartbeat.start()  # It stops if this loop no longer turns.
@@ -255,6 +255,11 @@ class AgentLoop:
         state = WorkerState.FAILED if finish.outcome is Outcome.FAILED else WorkerState.SUCCEEDED
         self.group.state = state
         return RunResult(state, result.return_values, failures)
+
+    def handle_detections(self) -> None:
+        """Act on what the side services detected, for a subclass of TorchElastic's with its own loop."""
+        self.services.look(time.monotonic())
+        self._dispatch(self.services.take_events())
 
     # Waiting.
 
@@ -367,8 +372,8 @@ class AgentLoop:
                     return self.membership.join_round(is_attended=self.is_attended)
             case supervision.StartWorkers(generation):
                 self._stop_step = ""
-                if not self.workers.blocks:
-                    self._open_control()
+                if self.services.control is not None:
+                    self.services.control.open()
                 self.membership.assign_ranks()
                 self.start_generation(self.workers.start)
                 return supervision.WorkersStarted(generation)
@@ -462,14 +467,11 @@ class AgentLoop:
         self.workers.settle()
         self.membership.settle()
 
-    def _open_control(self) -> ControlPoint:
-        """Make the job visible to `holdfast ps` and the other commands."""
-        control = self.services.control
-        if control is None:
-            control = self.services.control = ControlPoint(self, self.reporter.run_started_at)
-            self.reporter.observers.add(control)
-            control.open()
-            self.membership.on_answer = control.answered
+    def _begin_control(self) -> ControlPoint:
+        """Prepare what makes the job visible to `holdfast ps` and the other commands."""
+        control = self.services.control = ControlPoint(self, self.reporter.describe_run)
+        self.reporter.observers.add(control)
+        self.membership.on_answer = control.answered
         return control
 
     # What others read.

@@ -70,7 +70,6 @@ PREIMPORTED = (
 )
 # If the module on the left is loaded, the agent also imports those on the right.
 PREIMPORTED_WITH = {
-    "holdfast.rendezvous.coordinator_handler": ("holdfast.coordinator.server",),
     "holdfast.rendezvous.membership_handler": (
         "holdfast.store.tcp.forwarding",
         "holdfast.store.tcp.attestation",

@@ -2,9 +2,9 @@
 
 Workers set timers through a named pipe (`holdfast.timers`), if the agent's environment enables
 it, and report sections through a page of memory each (`holdfast.worker`). Both expire in the
-same way, as `TimersExpired`. The supervision then has the worker's stacks dumped into its log, and
-sends it the timer's signal. The exit is an ordinary event, and the failure report names the timer.
-`blocked_workers` detects uninterruptible sleep.
+same way, as `TimersExpired`: `look` only reports. The supervision decides which stacks are dumped
+(`dump`) and which processes get which signal (`signal`). The exit is an ordinary event, and the failure
+report names the timer. `blocked_workers` detects uninterruptible sleep.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 ENABLE_ENV = "TORCHELASTIC_ENABLE_FILE_TIMER"
 FILE_ENV = "TORCHELASTIC_TIMER_FILE"
 TRUE_WORDS = ("1", "true", "yes", "on")
-EXPIRED = "timer expired"
-KILLED = "kill worker process"
 DUMP_S = 2.0
 """The limit for all dumps of one decision, which block the agent."""
 DUMP_EACH_S_MIN = 0.1
@@ -84,8 +82,8 @@ class Watchdogs:
         self._report = report
         self._first_heartbeat = first_heartbeat
         self._blocked = blocked
-        self._late_timers: dict[int, list[FileTimerRequest]] = {}
-        self._late_sections: dict[int, list[FileTimerRequest]] = {}
+        self._late: dict[int, list[FileTimerRequest]] = {}
+        """Expired timers and sections that the supervision has not dealt with, by process."""
         self._silent: set[int] = set()  # Local ranks without a heartbeat so far.
         self._timers: FileTimerServer | None = None
         self._timers_path = ""
@@ -104,7 +102,7 @@ class Watchdogs:
     def begin(self, ranks: Iterable[int], environ: Mapping[str, str]) -> None:
         """Prepare pages and the pipe for the workers of a generation."""
         self._workers, self._roots, self._kills, self._stacks = {}, {}, {}, {}
-        self._late_timers, self._late_sections = {}, {}
+        self._late = {}
         if self._pages is None and not self._pages_failed:
             try:
                 self._pages = WorkerPages()
@@ -188,57 +186,55 @@ class Watchdogs:
     def look(self, now: float) -> list[Event]:
         """Read what has arrived; return events for the supervision."""
         events = self._blocked.look(now) if self._blocked is not None else []
+        late = self._take_late(now)
+        for pid, requests in late.items():
+            self._late.setdefault(pid, []).extend(requests)
+        if late:
+            events.append(TimersExpired(tuple(map(_expired, self._late.items()))))
+        return events
+
+    def _take_late(self, now: float) -> dict[int, list[FileTimerRequest]]:
+        """Return the timers and sections that have newly expired, by process."""
         late: dict[int, list[FileTimerRequest]] = {}
         if self._timers is not None:
             try:
                 late = self._timers.collect_late(now)
-                self._late_timers.update(late)
             except OSError as problem:
                 console.warning(f"timers disabled: {problem}")
                 timers, self._timers, self._timers_failed = self._timers, None, True
                 _close_quietly(timers)
         if self._pages is not None:
             try:
-                sections = self._find_late(self._pages, now)
-                self._late_sections.update(sections)
-                late = late or sections
+                for pid, requests in self._late_sections(self._pages, now).items():
+                    late.setdefault(pid, []).extend(requests)
             except OSError as problem:
                 self._give_up_pages(problem)
-        if late:
-            events.append(TimersExpired(self._expired()))
-        return events
+        return late
 
-    def _expired(self) -> tuple[ExpiredTimer, ...]:
-        """Return the late timers: for each process, the one whose signal it gets."""
-        expired = []
-        for late in (self._late_timers, self._late_sections):
-            for pid, requests in late.items():
-                one = reaper.fatal_of(requests) or requests[0]
-                expired.append(ExpiredTimer(pid, one.scope_id, one.signal))
-        return tuple(expired)
-
-    def dump(self, _timers: tuple[ExpiredTimer, ...]) -> tuple[ExpiredTimer, ...]:
-        """Dump the stacks of late workers; return their timers and those that expired meanwhile."""
+    def dump(self, timers: tuple[ExpiredTimer, ...]) -> tuple[ExpiredTimer, ...]:
+        """Dump the stacks of these processes; return their timers and those that expired meanwhile."""
         self._dump_until = 0.0
-        if self._timers is not None:
-            self._timers.dump(self._late_timers)
-        pages = self._pages
-        if self._late_sections and pages is not None:
-            self._late_sections = self._obtain_reaper().report_and_dump(
-                self._late_sections, more=lambda: self._find_late(pages, time.monotonic())
-            )
-        expired = self._expired()
-        for one in expired:
+        late = self._obtain_reaper().report_and_dump(
+            {one.pid: self._late[one.pid] for one in timers if one.pid in self._late},
+            more=lambda: self._take_late(time.monotonic()),
+            again=self._timers.failed_kills if self._timers is not None else (),
+        )
+        self._late.update(late)
+        dumped = tuple(map(_expired, late.items()))
+        for one in dumped:
             if one.signum <= 0:
-                self.signal(one.pid, 0)  # Drops its timer, without a signal.
-        return expired
+                self._finish(one.pid, self._late.pop(one.pid), signalled=True)
+        return dumped
 
-    def signal(self, pid: int, _signum: int) -> None:
-        """Send the signal of its timer to a late process, if it is still a worker's."""
-        if pid in self._late_timers and self._timers is not None:
-            self._timers.kill(pid, self._late_timers.pop(pid), time.monotonic())
-        elif pid in self._late_sections:
-            self._obtain_reaper().kill_late(pid, self._late_sections.pop(pid))
+    def signal(self, pid: int, signum: int) -> None:
+        """Send a signal to a late process, if it is still a worker's."""
+        late = self._late.pop(pid, None)
+        if late is not None:
+            self._finish(pid, late, signalled=self._obtain_reaper().send(pid, signum, late))
+
+    def _finish(self, pid: int, late: list[FileTimerRequest], *, signalled: bool) -> None:
+        if self._timers is not None:
+            self._timers.finish(pid, late, time.monotonic(), killed=signalled)
 
     def _give_up_pages(self, problem: OSError) -> None:
         console.warning(f"sections and progress disabled: {problem}")
@@ -246,7 +242,7 @@ class Watchdogs:
         if pages is not None:
             _close_quietly(pages)
 
-    def _find_late(self, pages: WorkerPages, now: float) -> dict[int, list[FileTimerRequest]]:
+    def _late_sections(self, pages: WorkerPages, now: float) -> dict[int, list[FileTimerRequest]]:
         """Return the sections that passed their deadline, by process."""
         late: dict[int, list[FileTimerRequest]] = {}
         for rank, section in pages.take(now):
@@ -256,9 +252,8 @@ class Watchdogs:
                 # It has another pid in its container, or has left its parent.
                 pid = next((pid for pid, one in self._workers.items() if one == rank), 0)
             if pid:
-                late.setdefault(pid, []).append(
-                    reaper.section_timer(section, pid, now, time.time())
-                )
+                timer = reaper.section_timer(section, pid, now, time.time())
+                late.setdefault(pid, []).append(timer)
         if pages.was_requested and self._silent:
             for rank in [rank for rank in self._silent if pages.progress(rank).pid]:
                 self._silent.discard(rank)
@@ -302,9 +297,7 @@ class Watchdogs:
         if not path:
             path = self._own_path()
         try:
-            server = FileTimerServer(
-                path, self._run_id, log_event=self._record, is_ours=self._is_ours, dump=self._dump
-            )
+            server = FileTimerServer(path, self._run_id, is_ours=self._is_ours)
         except UsageError as problem:  # The job runs without timers.
             console.warning(f"{problem.message}: timers disabled ({problem.hint})")
             return None
@@ -351,16 +344,23 @@ class Watchdogs:
             self._report(WatchdogEvent(at, wall, what))
             return
         pid = request.worker_pid
-        if what == EXPIRED:
+        if what == reaper.EXPIRED:
             # Look it up now, because the ancestors of a killed process are unknown.
             self._roots[pid] = root_of(pid, self._workers)
-        elif what == KILLED:
+        elif what == reaper.KILLED:
             root = self._roots.get(pid, pid)
             self._kills[root] = TimeoutKill(
                 pid, request.signal, request.scope_id, direct=root == pid
             )
         scope, expires = request.scope_id, request.expiration_time
         self._report(WatchdogEvent(at, wall, what, pid, scope, expires, request.signal))
+
+
+def _expired(late: tuple[int, list[FileTimerRequest]]) -> ExpiredTimer:
+    """Return the timer of a late process whose signal it gets."""
+    pid, requests = late
+    one = reaper.fatal_of(requests) or requests[0]
+    return ExpiredTimer(pid, one.scope_id, one.signal)
 
 
 def _close_quietly(one: FileTimerServer | WorkerPages) -> None:

@@ -25,6 +25,8 @@ from holdfast.coordinator.server import CoordinatorServer, warn_if_open
 from holdfast.coordinator.state_file import StateFile
 from holdfast.core.limits import PLACES_MAX
 from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.etcd.cluster_list import advice, parse_machines
+from holdfast.etcd.cluster_member import running_member
 from holdfast.launcher.story_file import story_to
 from holdfast.net import addresses
 from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
@@ -32,6 +34,7 @@ from holdfast.net.listening import is_local, raise_descriptor_limit, try_bind
 from holdfast.net.token import choose_token
 from holdfast.printable import one_line
 from holdfast.processes.signals import SignalException, in_words
+from holdfast.rendezvous.ha_handler import cluster_list_of
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters, parse, parse_text
 
 if TYPE_CHECKING:
@@ -352,11 +355,6 @@ def _serve(
 
 def _run_member(args: argparse.Namespace) -> None:
     """Run a member of a job's etcd cluster until a signal arrives, for each run of the job in turn."""
-    # Only --ha needs these modules and the package h11.
-    from holdfast.etcd.cluster_list import advice, parse_machines
-    from holdfast.etcd.cluster_member import running_member
-    from holdfast.rendezvous.ha_handler import cluster_list_of
-
     if args.endpoint != DEFAULT_ENDPOINT or args.state or args.take_over:
         other = "--state" if args.state else "--take-over" if args.take_over else "--endpoint"
         raise UsageError(f"{other}: conflicts with --ha; accepted: one of the two")

@@ -47,9 +47,10 @@ INTERRUPTED = 130
 GARBAGE_MIN = 10_000
 # Modules that others import, and that a plain job does not use before its workers run.
 POSTPONED = (
-    "array", "ctypes", "json", "re", "resource", "selectors", "string", "struct", "subprocess", "tempfile",
+    "array", "ctypes", "dataclasses", "importlib.metadata", "json", "re", "resource", "selectors", "string", "struct", "subprocess", "tempfile",
     "termios", "threading", "tokenize", "traceback", "typing",
     "holdfast.core.blame", "holdfast.core.stopping", "holdfast.net.peer_user",
+    "holdfast.observe.events.destinations",
     "holdfast.processes.stacks", "holdfast.timers.reaper",
 )  # fmt: skip
 
@@ -97,7 +98,7 @@ class PostponedModule(type(sys)):  # type: ignore[misc]
 
     def _find(self) -> None:
         package = self.__name__.rpartition(".")[0]
-        path = __import__(package, fromlist=["*"]).__path__ if package else None
+        path = __import__(package, fromlist=["__path__"]).__path__ if package else None
         found = (finder.find_spec(self.__name__, path) for finder in sys.meta_path)
         spec = next(spec for spec in found if spec is not None)
         if spec.submodule_search_locations is not None:

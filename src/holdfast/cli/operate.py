@@ -289,13 +289,12 @@ def choice_of(args: argparse.Namespace) -> JobChoice:
 
 async def connect(args: argparse.Namespace) -> JobClient:
     """Return a client of the chosen job."""
-    return await discovery.connect(choice_of(args), report_waiting)
+    return await discovery.connect(choice_of(args), print_problem)
 
 
-def report_waiting(pids: list[str]) -> None:
-    """Print which agents the command is waiting for."""
-    agents = f"the agent{'s' * (len(pids) > 1)} with pid {', '.join(pids)}"
-    print(f"holdfast: waiting for {agents} to respond", file=sys.stderr, flush=True)
+def print_problem(line: str) -> None:
+    """Print which agents the command waits for, or omits."""
+    print(f"holdfast: {line}", file=sys.stderr, flush=True)
 
 
 async def _ps(args: argparse.Namespace) -> None:
@@ -303,7 +302,7 @@ async def _ps(args: argparse.Namespace) -> None:
     if choice.is_elsewhere:
         rows = [tables.job_row(one) for one in await _jobs_of(choice)]
     else:
-        rows = [tables.agent_row(one.here) for one in await local_jobs(report_waiting)]
+        rows = [tables.agent_row(one.here) for one in await local_jobs(print_problem)]
     if args.json:
         for row in rows:
             print_json(row)

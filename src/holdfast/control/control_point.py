@@ -1,10 +1,9 @@
 """The control socket of an agent, in the user's runtime folder. It costs nothing until a client connects.
 
-The agent's loop opens the socket before the first worker starts and includes it in its poll. When the
-first client connects, the loop starts a thread that serves all clients (`control.node_server`). The
-thread calls into the loop for data that belongs to the loop. The same thread answers queries that the
-coordinator forwards. In a job without a coordinator, it also serves clients that connect to the agent
-port.
+The agent's loop opens the socket before the first worker starts and includes it in its poll. The first
+client starts a thread that serves all clients (`control.node_server`). The thread calls into the loop
+for data that belongs to the loop. The same thread answers queries that the coordinator forwards. In a
+job without a coordinator, it also serves clients that connect to the agent port.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from holdfast.observe import lifecycle
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
-    from contextlib import AbstractContextManager
     from typing import Any, Protocol, TypeVar
 
     from holdfast.control.history import History
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from holdfast.core.protocol import Request, RequestAnswer
     from holdfast.core.supervision import Supervision
     from holdfast.membership.interface import Membership
-    from holdfast.observe.lifecycle import LifecycleEvent
+    from holdfast.observe.lifecycle import LifecycleEvent, RunStarted
     from holdfast.processes.workers.pages import Progress
     from holdfast.wire.messages import Watch
 
@@ -78,37 +76,53 @@ EARLY_EVENTS_MAX = 512
 """Events to buffer until the history module is imported. A start causes about three per worker."""
 CALLS_MAX = 256
 """Pending calls from the thread into the loop."""
+START_S = 1.0
+"""How long `close` waits for a server that is starting."""
 
 
 class ControlPoint:
-    """The control socket of one agent, for one run. Call methods from the agent's loop unless noted."""
+    """The control socket of one agent, for one run. Call methods from the agent's loop unless noted.
+
+    It observes the run; `describe_run` returns the event that preceded it.
+    """
 
     name = "the events for control clients"
 
-    def __init__(self, agent: ControlledAgent, run_started_at: float) -> None:
+    def __init__(self, agent: ControlledAgent, describe_run: Callable[[], RunStarted]) -> None:
         self.agent = agent
         self.path = ""
         self._events: deque[tuple[float, LifecycleEvent]] = deque(maxlen=EVENTS_KEPT_MAX)
+        self._describe_run = describe_run
         self._early: list[LifecycleEvent] = []
         """Events that are not yet in the history."""
         self._history: History | None = None
         self._listener: socket.socket | None = None
         self._server: NodeServer | None = None
-        self._lock: AbstractContextManager[object] = nullcontext()
+        self._starting: threading.Thread | None = None
+        self._waiting: list[tuple[Callable[[NodeServer], object], Callable[[], object]]] = []
+        """Calls of `_serve` while the server is starting."""
+        self._lock: threading.Lock | None = None
+        """Guards the server. Most runs of one node need no thread, and `threading` is slow to import."""
         self._wakeup = -1
         self._calls: deque[Callable[[], None]] = deque()
         self._requests: deque[tuple[Request, Future[RequestAnswer]]] = deque()
-        self._pending: dict[str, Future[RequestAnswer]] = {}
-        self._begun_at = run_started_at
+        self._pending: list[tuple[str, Future[RequestAnswer]]] = []
+        """The requests at the membership, by id. Several clients may repeat one id."""
         self._is_closed = False
 
     def open(self) -> None:
-        """Listen for clients. If that fails, the job continues, but `holdfast ps` does not list it."""
+        """Listen for clients. If that fails, the job continues, but `holdfast ps` does not list it.
+
+        Calls after the first have no effect.
+        """
+        if self._wakeup >= 0:
+            return
         connection = self.agent.connection
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         port = connection.control.port if connection is not None else None
+        if connection is not None:
+            self._lock = threading.Lock()  # The connection's thread may need the server first.
         if port is not None:
-            self._lock = threading.Lock()  # Several threads may try to start the server.
             port.serve(self._adopt_client)
         try:
             self.path = socket_of(os.getpid())
@@ -122,10 +136,12 @@ class ControlPoint:
 
     def close(self) -> None:
         """Close the socket and the server; may be called more than once."""
-        with self._lock:
+        with self._lock or nullcontext():
             self._is_closed = True
             server, self._server = self._server, None
         self._close_listener()
+        if self._starting is not None:
+            self._starting.join(START_S)
         if server is not None:
             server.close()
         self._fail_all()
@@ -158,11 +174,7 @@ class ControlPoint:
             except OSError:
                 pass  # No client.
             else:
-                server = self._obtain_server()
-                if server is None:
-                    os.close(descriptor)
-                else:
-                    server.adopt(descriptor)
+                self._serve(lambda server: server.adopt(descriptor), lambda: os.close(descriptor))
         if self._wakeup >= 0:
             try:
                 os.eventfd_read(self._wakeup)
@@ -177,7 +189,8 @@ class ControlPoint:
             request, answer = self._requests.popleft()
             agent = self.agent
             if agent.connection is not None:
-                self._pending[request.id] = answer
+                self._pending = [one for one in self._pending if not one[1].done()]
+                self._pending.append((request.id, answer))
                 agent.connection.control.request(request)
                 view = agent.connection.view
                 if view is not None and view.answered is not None:
@@ -198,24 +211,24 @@ class ControlPoint:
 
     def answered(self, answer: RequestAnswer) -> None:
         """Deliver the answer to a request that a client submitted at this node."""
-        pending = self._pending.pop(answer.id, None)
-        if pending is not None:
-            self._answer(pending, answer.id, answer.refusal, answer.why)
+        for request_id, pending in self._pending:
+            if request_id == answer.id:
+                self._answer(pending, answer.id, answer.refusal, answer.why)
 
     def _answer(
         self, pending: Future[RequestAnswer], request_id: str, refusal: str, why: str
     ) -> None:
         from holdfast.core.protocol import RequestAnswer
 
-        if not pending.done():
+        if not pending.done() and pending.set_running_or_notify_cancel():
             pending.set_result(RequestAnswer(id=request_id, refusal=refusal, why=why))
 
     def _fail_all(self) -> None:
-        pending = [*self._pending.values(), *(answer for _, answer in self._requests)]
+        pending = [one for _, one in (*self._pending, *self._requests)]
         self._pending.clear()
         self._requests.clear()
         for one in pending:
-            self._answer(one, "", "over", "the agent has exited")
+            self._answer(one, "", RequestRefusal.OVER.value, "the agent has exited")
         while self._calls:
             self._calls.popleft()()
 
@@ -244,8 +257,8 @@ class ControlPoint:
         if self._history is None:
             from holdfast.control.history import History
 
-            self._history = History(self._begun_at)
-            for event in self._early:
+            self._history = History()
+            for event in (self._describe_run(), *self._early):
                 self._history.add(event)
             self._early.clear()
         return self._history
@@ -259,17 +272,11 @@ class ControlPoint:
 
     def watched(self, watch: Watch) -> None:
         """Start to report to the coordinator, which requested this for its clients."""
-        server = self._obtain_server()
-        if server is not None:
-            server.watch(watch)
+        self._serve(lambda server: server.watch(watch), lambda: None)
 
     def _adopt_client(self, connection: socket.socket, address: str) -> None:
         """Serve a client that connected to the agent port."""
-        server = self._obtain_server()
-        if server is None:
-            connection.close()
-        else:
-            server.adopt_client(connection, address)
+        self._serve(lambda server: server.adopt_client(connection, address), connection.close)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Call a function in the next iteration of the agent's loop."""
@@ -305,14 +312,44 @@ class ControlPoint:
         if self._wakeup >= 0:
             os.eventfd_write(self._wakeup, 1)
 
-    def _obtain_server(self) -> NodeServer | None:
+    def _serve(self, use: Callable[[NodeServer], object], refuse: Callable[[], object]) -> None:
+        """Call `use` with the server, or `refuse` if there is none. The first call starts the server."""
+        if self._lock is None:
+            self._lock = threading.Lock()
         with self._lock:
-            if self._server is None and not self._is_closed:
-                try:
-                    from holdfast.control.node_server import NodeServer
+            server = self._server
+            if server is None and not self._is_closed:
+                self._waiting.append((use, refuse))
+                if self._starting is None:
+                    self._starting = threading.Thread(
+                        target=self._start_server, name="holdfast-control-start", daemon=True
+                    )
+                    self._starting.start()
+                return
+        if server is None:
+            refuse()
+        else:
+            use(server)
 
-                    self._server = NodeServer(self, self.agent)
-                except Exception as problem:  # noqa: BLE001 (the job continues)
-                    console.warning(f"cannot serve control clients: {console.describe(problem)}")
-                    self._is_closed = True
-            return self._server
+    def _start_server(self) -> None:
+        """Start the server. The imports take longer than the agent's loop should wait."""
+        server = None
+        try:
+            from holdfast.control.node_server import NodeServer
+
+            server = NodeServer(self, self.agent)
+        except Exception as problem:  # noqa: BLE001 (the job continues)
+            console.warning(f"cannot serve control clients: {console.describe(problem)}")
+        assert self._lock is not None
+        with self._lock:
+            if server is not None and self._is_closed:
+                server.close()
+                server = None
+            self._server = server
+            self._is_closed = server is None
+            waiting, self._waiting = self._waiting, []
+            for use, refuse in waiting:
+                if server is None:
+                    refuse()
+                else:
+                    use(server)

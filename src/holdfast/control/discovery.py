@@ -33,13 +33,25 @@ from holdfast.control.job_client import (
     tls_of,
     unpacked,
 )
-from holdfast.control.runtime_dir import pid_of, sockets_here
+from holdfast.control.runtime_dir import pid_of, sockets_here, version_of
+from holdfast.core.rounds import Rounds
+from holdfast.core.shared_state import decode
+from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.etcd.cluster_list import Certificates
+from holdfast.etcd.job_records import DEFAULT_PREFIX, read_job, read_ports, read_run_ids
+from holdfast.etcd.sync_client import EtcdClient, EtcdError
+from holdfast.membership.backend import ports_of
 from holdfast.net.agent_port import ControlCredentials, explicit_token
 from holdfast.net.endpoints import parse_rendezvous_endpoint
 from holdfast.net.token import choose_token
 from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.backends import Backend
+from holdfast.rendezvous.coordinator_handler import DEFAULT_PORT
+from holdfast.rendezvous.etcd_handler import etcd_settings_of
+from holdfast.rendezvous.file_backend import BESIDE, STATE_NAME, FileRendezvousBackend
+from holdfast.rendezvous.ha_handler import cluster_list_of, control_access
+from holdfast.store.file_store import SharedFolder, file_name
 from holdfast.wire import control
 from holdfast.wire.handshake import READ_ONLY_PREFIX
 from holdfast.wire.messages import printable_summary, summary_of
@@ -50,7 +62,6 @@ if TYPE_CHECKING:
     from holdfast.control.job_client import ControlConnection
     from holdfast.core.rounds import Job
     from holdfast.etcd.etcd_settings import EtcdSettings
-    from holdfast.etcd.sync_client import EtcdClient
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
     from holdfast.wire.control import Contacts
     from holdfast.wire.messages import JobSummary
@@ -67,6 +78,10 @@ GIVE_UP_S = 10.0
 STAGGER_S = 0.5
 """If an agent has not responded after this time, try the next one in parallel."""
 ELSEWHERE = "for a job on other machines, use --rdzv-endpoint and its --rdzv-backend, or --ha"
+
+
+def _ignore(_line: str) -> None:
+    """Do not report agents that are late, or of another version."""
 
 
 # Which job.
@@ -89,7 +104,7 @@ class JobChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def find_job(
-    choice: JobChoice, on_late: Callable[[list[str]], None] | None = None
+    choice: JobChoice, on_problem: Callable[[str], None] = _ignore
 ) -> tuple[Place, list[LocalJob]]:
     """Return where the chosen job is, and all its agents on this machine.
 
@@ -100,7 +115,7 @@ async def find_job(
         if isinstance(place, Directory) and not place.run_id:
             place.run_id = only_one(await _run_ids_of(place), f"at {place.where}")
         return place, []
-    found = await local_jobs(on_late)
+    found = await local_jobs(on_problem)
     if choice.run_id:
         found = [one for one in found if one.here.run_id == choice.run_id]
         if not found:
@@ -140,8 +155,6 @@ def place_of(choice: JobChoice) -> Place:
 
 
 def _coordinator_of(choice: JobChoice) -> Endpoint:
-    from holdfast.rendezvous.coordinator_handler import DEFAULT_PORT  # Imports the whole handler.
-
     host, port = parse_rendezvous_endpoint(choice.endpoint, DEFAULT_PORT)
     run_id = choice.run_id
     conf = rdzv_conf.parse(
@@ -181,34 +194,42 @@ class LocalJob(msgspec.Struct, frozen=True, kw_only=True):
     here: control.Here
 
 
-async def local_jobs(on_late: Callable[[list[str]], None] | None = None) -> list[LocalJob]:
+async def local_jobs(on_problem: Callable[[str], None] = _ignore) -> list[LocalJob]:
     """Return the jobs of this user's agents on this machine; remove the sockets of dead agents.
 
-    `on_late` gets the process ids of agents that have not responded within `LATE_S`. Agents that do
-    not respond at all are omitted.
+    Agents of another version, and agents that do not respond, are omitted. `on_problem` receives one line about
+    each of the former, and one about all agents that have not responded within `LATE_S`.
     """
     try:
         paths = sockets_here()
     except OSError as problem:
         raise ControlProblem(f"cannot list the jobs: {problem}", exit_code=78) from None
-    looks = {asyncio.ensure_future(_local_job(path)): path for path in paths}
-    if looks and on_late is not None:
+    looks = {asyncio.ensure_future(_local_job(path, on_problem)): path for path in paths}
+    if looks:
         _, late = await asyncio.wait(looks, timeout=LATE_S)
         if late:
-            on_late(sorted(pid_of(looks[one]) for one in late))
+            pids = sorted(pid_of(looks[one]) for one in late)
+            agents = f"the agent{'s' * (len(pids) > 1)} with pid {', '.join(pids)}"
+            on_problem(f"waiting for {agents} to respond")
     found = await asyncio.gather(*looks)
     return sorted(
         (one for one in found if one is not None), key=lambda job: (job.here.run_id, job.here.pid)
     )
 
 
-async def _local_job(path: str) -> LocalJob | None:
+async def _local_job(path: str, on_problem: Callable[[str], None]) -> LocalJob | None:
     try:
         connection = await open_socket(path, "")
     except ControlProblem:
         _remove_if_dead(path)
         return None
     try:
+        if version_of(path) != str(PROTOCOL_VERSION):
+            on_problem(
+                f"the agent with pid {pid_of(path)} speaks protocol version {version_of(path)}, this "
+                f"command {PROTOCOL_VERSION}: use the version of Holdfast that started the job"
+            )
+            return None
         reply = await connection.query(control.HERE, limit_s=CONNECT_S)
         return LocalJob(path=path, here=unpacked(control.Here, reply.body))
     except ControlProblem:
@@ -271,27 +292,19 @@ class EtcdDirectory(Directory):
         self._etcd, self._prefix = etcd, prefix
 
     def run_ids(self, *, running: bool = False) -> list[str]:
-        from holdfast.etcd.job_records import read_run_ids
-
         with self._reading() as client:
             return read_run_ids(client, self._prefix, running=running)
 
     def contacts(self) -> Contacts:
-        from holdfast.etcd.job_records import read_ports
-
         with self._reading() as client:
             return self._access().contacts(read_ports(client, self.run_id, self._prefix))
 
     def summary(self, run_id: str) -> JobSummary | None:
-        from holdfast.etcd.job_records import read_job
-
         with self._reading() as client:
             return read_job(client, run_id, self._prefix)[0]
 
     @contextmanager
     def _reading(self) -> Iterator[EtcdClient]:
-        from holdfast.etcd.sync_client import EtcdClient, EtcdError
-
         with EtcdClient(self._etcd) as client:
             try:
                 yield client
@@ -310,10 +323,6 @@ class HaDirectory(EtcdDirectory):
     advice = "--ha, --rdzv-id and the token must be those of the job"
 
     def __init__(self, params: RendezvousParameters) -> None:
-        from holdfast.etcd.cluster_list import Certificates
-        from holdfast.etcd.job_records import DEFAULT_PREFIX
-        from holdfast.rendezvous.ha_handler import cluster_list_of, control_access
-
         of = cluster_list_of(params, make_token=False)
         self._certificates = Certificates(of)
         self._own_access = control_access(of, self._certificates)
@@ -331,8 +340,6 @@ class FolderDirectory(Directory):
     """The jobs in a folder that nodes share (`--rdzv-backend file`)."""
 
     def __init__(self, run_id: str, endpoint: str) -> None:
-        from holdfast.rendezvous.file_backend import BESIDE
-
         super().__init__(run_id)
         if not endpoint:
             raise UsageError("--rdzv-endpoint: missing; name the folder where the nodes meet")
@@ -352,8 +359,6 @@ class FolderDirectory(Directory):
         return [job.run_id for job in found if not running or job.outcome is None]
 
     def contacts(self) -> Contacts:
-        from holdfast.membership.backend import ports_of
-
         job = self._job(self.run_id)
         access = ControlCredentials(
             run_id=self.run_id, token=explicit_token(os.environ, read_only=True)
@@ -361,21 +366,13 @@ class FolderDirectory(Directory):
         return access.contacts(ports_of(job) if job is not None else ())
 
     def summary(self, run_id: str) -> JobSummary | None:
-        from holdfast.core.rounds import Rounds
-
         job = self._job(run_id)
         return summary_of(Rounds(job)) if job is not None else None
 
     def _job(self, run_id: str) -> Job | None:
-        from holdfast.store.file_store import file_name
-
         return self._read(file_name(run_id))
 
     def _read(self, name: str) -> Job | None:
-        from holdfast.core.shared_state import decode
-        from holdfast.rendezvous.file_backend import STATE_NAME, FileRendezvousBackend
-        from holdfast.store.file_store import SharedFolder
-
         path = os.path.join(self._folder, name)
         if not glob(os.path.join(escape(path), f"{STATE_NAME}.*")):
             return None
@@ -396,8 +393,6 @@ def directory_of(params: RendezvousParameters) -> Directory | None:
             raise UsageError("--rdzv-id: missing; --ha needs it")
         return HaDirectory(params)
     if backend is Backend.ETCD:
-        from holdfast.rendezvous.etcd_handler import etcd_settings_of
-
         etcd = etcd_settings_of(params)
         prefix = str(rdzv_conf.value_of(params, "etcd_prefix"))
         return EtcdDirectory(params.run_id, f"--rdzv-endpoint {etcd.where}", etcd, prefix)
@@ -444,11 +439,9 @@ Place = Endpoint | LocalJob | Directory
 # The client of a job.
 
 
-async def connect(
-    choice: JobChoice, on_late: Callable[[list[str]], None] | None = None
-) -> JobClient:
+async def connect(choice: JobChoice, on_problem: Callable[[str], None] = _ignore) -> JobClient:
     """Return a client of the chosen job. Raise if no job, or more than one, matches."""
-    place, neighbours = await find_job(choice, on_late)
+    place, neighbours = await find_job(choice, on_problem)
     client = await open_job(place, neighbours)
     if not client.run_id:
         try:

@@ -76,11 +76,11 @@ class _Following:
             self._complain(self._about(name))
 
     async def _follow(self) -> None:
-        events = self._watch(self._note_events())
-        self._watch(self._begin_again())
-        await asyncio.wait((events, self._failed), return_when=asyncio.FIRST_COMPLETED)
-        if self._failed.done():
-            self._failed.result()
+        events, again = self._watch(self._note_events()), self._watch(self._begin_again())
+        await asyncio.wait((events, again, self._failed), return_when=asyncio.FIRST_COMPLETED)
+        for one in (self._failed, again):
+            if one.done():
+                one.result()
         try:
             events.result()
         except ControlProblem as end:

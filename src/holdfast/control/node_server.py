@@ -396,7 +396,7 @@ class NodeServer:
         try:
             report = await self._own_report(workers=every_s > 0)
         except NoResponse:
-            report = NodeReport(run_id=self._run_id, node=self._node, state="unresponsive")
+            report = self._stuck_report()
         size = control.EVENTS_AT_ONCE
         events, self._unreported = self._unreported[:size], self._unreported[size:]
         view = self._connection.view if self._connection is not None else None
@@ -411,6 +411,10 @@ class NodeServer:
         return await self._in_agent(
             lambda: report_of(self._agent, self._point.history, workers=workers)
         )
+
+    def _stuck_report(self) -> NodeReport:
+        node = node_name(self._agent)
+        return NodeReport(run_id=self._run_id, node=node, state=NodeState.STUCK)
 
     async def _in_agent(self, function: Callable[[], T]) -> T:
         """Call a function in the agent's loop; raise `NoResponse` if the loop is stuck."""
@@ -454,6 +458,11 @@ class NodeServer:
     @property
     def _has_coordinator(self) -> bool:
         return self._connection is not None and self._connection.control.has_coordinator
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether the job has one node. A user's own rendezvous handler may have connected more."""
+        return self._connection is None and (self._agent.group.group_world_size or 1) == 1
 
     def _query(self, client: Client, query: Query) -> None:
         is_for_here = query.node in ("", self._node, node_name(self._agent)) or isinstance(
@@ -533,13 +542,11 @@ class NodeServer:
         try:
             report = await self._own_report()
         except NoResponse:
-            report = NodeReport(
-                run_id=self._run_id, node=node_name(self._agent), state=NodeState.STUCK
-            )
+            report = self._stuck_report()
         spec = self._agent.group.spec
         here = control.Here(
             run_id=self._run_id,
-            node=self._node,
+            node=self._node if self._is_alone else node_name(self._agent),
             pid=os.getpid(),
             backend=self._backend,
             endpoint=one_line(self._endpoint, WHY_CHARS_MAX),
@@ -548,7 +555,7 @@ class NodeServer:
             generation=report.generation,
             workers=spec.local_world_size,
             elapsed_s=report.elapsed_s,
-            coordinated=self._connection is None or self._has_coordinator,
+            coordinated=self._has_coordinator or self._is_alone,
         )
         client.send(Reply(id=query.id, body=control.pack(here)))
 

@@ -2,11 +2,15 @@
 
 It is `$XDG_RUNTIME_DIR/holdfast`, or `/tmp/holdfast-UID` if there is no such folder. Only the user can
 access it (0700), so no other user can connect to a socket in it, create one, or list them.
+
+Connections to these sockets have no handshake. The name of a socket has the protocol version of its agent.
 """
 
 from __future__ import annotations
 
 import os
+
+from holdfast.defaults import PROTOCOL_VERSION
 
 SUFFIX = ".sock"
 FALLBACK = "/tmp"  # noqa: S108 (checked before use)
@@ -37,7 +41,8 @@ def runtime_dir(*, make: bool = False) -> str:
 
 def socket_of(pid: int) -> str:
     """Return the path for the socket of an agent; raise `OSError` if there is none."""
-    path = os.path.join(runtime_dir(make=True), f"{pid}-{os.urandom(3).hex()}{SUFFIX}")
+    name = f"{pid}-{os.urandom(3).hex()}-v{PROTOCOL_VERSION}{SUFFIX}"
+    path = os.path.join(runtime_dir(make=True), name)
     if len(os.fsencode(path)) > PATH_BYTES_MAX:
         raise OSError(f"{path} is too long for a socket")
     return path
@@ -46,6 +51,11 @@ def socket_of(pid: int) -> str:
 def pid_of(path: str) -> str:
     """Return the process id of the agent with this socket."""
     return os.path.basename(path).partition("-")[0]
+
+
+def version_of(path: str) -> str:
+    """Return the protocol version of the agent with this socket."""
+    return path.removesuffix(SUFFIX).rpartition("-v")[2]
 
 
 def sockets_here() -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from typing import TYPE_CHECKING
 
 from holdfast.core.protocol import Status
@@ -25,7 +26,6 @@ from holdfast.wire.wire_limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     import socket
-    import ssl
     from collections.abc import Callable
 
     from holdfast.net.addresses import Address
@@ -403,8 +403,6 @@ def _check_listener(connected: socket.socket, port: int) -> None:
 
 def _is_tls_fault(error: Exception) -> bool:
     """Whether TLS itself rejected the connection, not the network."""
-    import ssl
-
     return isinstance(error, ssl.SSLError) and not isinstance(
         error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)
     )

@@ -27,6 +27,7 @@ from holdfast.coordinator.server_connection import (
     ServerConnection,
     UnreadReplies,
 )
+from holdfast.coordinator.state_file import WriteAhead
 from holdfast.core.coordinator_machine import ConnectionClosed, CoordinatorMachine, StatusReceived
 from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.machine import TICK
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterable, Sequence
 
-    from holdfast.coordinator.state_file import StateFile, WriteAhead
+    from holdfast.coordinator.state_file import StateFile
     from holdfast.net.tls import TlsFiles, TlsToken
     from holdfast.wire.messages import Hello
 
@@ -132,8 +133,6 @@ class CoordinatorServer:
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self._write_ahead: WriteAhead | None = None
         if state is not None:
-            from holdfast.coordinator.state_file import WriteAhead
-
             self._write_ahead = WriteAhead(state, self.machine, self._send_now, self._warn_rarely)
         self._stores = JobStores()
         self._operators = Operators(self, self._loop)

@@ -20,8 +20,9 @@ import msgspec
 
 from holdfast.core.bounded import MALFORMED
 from holdfast.core.coordinator_machine import CLOSED_JOB_KEEP_S
-from holdfast.core.protocol import PROTOCOL_VERSION, View
+from holdfast.core.protocol import View
 from holdfast.core.saved_jobs import SavedJob  # noqa: TC001 (msgspec reads the annotation)
+from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:

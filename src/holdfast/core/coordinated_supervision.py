@@ -262,7 +262,7 @@ class CoordinatedSupervision(Supervision):
         self._done = -1
         self.state = State.STARTING
         self.running = frozenset(range(self._local_world_size))
-        self._forget_workers()
+        self.forget_workers()
         self._has_workers = True
         return [
             self._report(NodePhase.RUNNING),

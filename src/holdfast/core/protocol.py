@@ -68,10 +68,6 @@ from holdfast.core.limits import (
 )
 from holdfast.printable import one_line, quoted
 
-PROTOCOL_VERSION = 1
-"""All nodes of a job speak this version, and all records of a job are in its format. Any other is refused."""
-SAME_VERSION = "install the same Holdfast on all nodes"
-
 
 class NodePhase(Enum):
     """The phase of a node, as it reports itself."""

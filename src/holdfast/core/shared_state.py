@@ -54,8 +54,6 @@ from holdfast.core.job_settings import JobSettings
 from holdfast.core.liveness import AttendedClock, Liveness, StopDeadline
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick, brief
 from holdfast.core.protocol import (
-    PROTOCOL_VERSION,
-    SAME_VERSION,
     JobOutcome,
     NodeInfo,
     NodePhase,
@@ -93,6 +91,7 @@ from holdfast.core.session import (
     RequestMade,
     StatusChanged,
 )
+from holdfast.defaults import PROTOCOL_VERSION, SAME_VERSION
 from holdfast.printable import quoted
 
 if TYPE_CHECKING:

@@ -32,6 +32,8 @@ The rules:
     timer's signal. All stacks are dumped before the first process is signalled.
 9.  If a worker is in uninterruptible sleep for the limit, the workers are unhealthy, and a restart would
     not help, because SIGKILL cannot end that worker.
+10. An agent with a loop of its own leaves its machine idle. Only rules 8 and 9 apply then: send it the
+    events of timers and blocked workers, and call `find_stuck` instead of sending a `TICK`.
 
 Use, in addition to the contract of `core.machine`: report the outcome of each effect as exactly one event
 (`JoinRound`: `RoundJoined`; `StartWorkers`: `WorkersStarted`; `StopWorkers`: `WorkersStopped`;
@@ -351,6 +353,8 @@ class Supervision(TableMachine):
         return min(since for since, _ in self._blocked.values()) + self._stuck_limit_s
 
     def check(self) -> None:
+        if self.state is State.IDLE:
+            return  # An agent with a loop of its own counts its restarts itself.
         assert not self.budget.is_exceeded
         assert self.budget.used <= max(0, self.generation + 1)
         if self.running:
@@ -369,7 +373,7 @@ class Supervision(TableMachine):
         self.generation += 1
         self.state = State.STARTING
         self.running = frozenset(range(self._local_world_size))
-        self._forget_workers()
+        self.forget_workers()
         return [StartWorkers(self.generation, self.restart_count)]
 
     def _started(self, event: WorkersStarted) -> list[Effect]:
@@ -488,19 +492,21 @@ class Supervision(TableMachine):
 
     def _due(self, now: float) -> list[Effect]:
         """Return the effects that are due at this time."""
-        limit_s = self._stuck_limit_s
-        if self.state is not State.RUNNING or limit_s is None:
-            return []
-        for rank, (since, pid) in sorted(self._blocked.items()):
-            if now - since >= limit_s:
-                self.stuck[rank] = stuck_for(now - since, limit_s)
-                self.unhealthy = self.unhealthy or f"worker {rank} (pid {pid}) {self.stuck[rank]}"
-        if not self.stuck:
+        if self.state is not State.RUNNING or not self.find_stuck(now):
             return []
         return self._unhealthy(WorkersUnhealthy(self.generation, self.unhealthy, retryable=False))
 
+    def find_stuck(self, now: float) -> bool:
+        """Note which workers stayed blocked for the limit; return whether there are any."""
+        limit_s = self._stuck_limit_s
+        for rank, (since, pid) in sorted(self._blocked.items()):
+            if limit_s is not None and now - since >= limit_s:
+                self.stuck[rank] = _stuck_for(now - since, limit_s)
+                self.unhealthy = self.unhealthy or f"worker {rank} (pid {pid}) {self.stuck[rank]}"
+        return bool(self.stuck)
+
     def _note_blocked(self, now: float, event: WorkerBlocked | WorkerUnblocked) -> None:
-        if self.state is not State.RUNNING or event.generation != self.generation:
+        if self.state not in _FOLLOWS_BLOCKED or event.generation != self.generation:
             return
         if isinstance(event, WorkerBlocked):
             self._blocked.setdefault(event.local_rank, (now, event.pid))
@@ -509,7 +515,7 @@ class Supervision(TableMachine):
 
     # Steps that several handlers share.
 
-    def _forget_workers(self) -> None:
+    def forget_workers(self) -> None:
         """Reset the state of the previous generation's workers."""
         self.first_failed = None
         self.unhealthy = ""
@@ -534,7 +540,7 @@ class Supervision(TableMachine):
             raise InvalidEvent(f"generation {generation} is not the current one, {self.generation}")
 
 
-def stuck_for(seconds: float, limit_s: float) -> str:
+def _stuck_for(seconds: float, limit_s: float) -> str:
     """Describe a worker that stayed blocked for the limit."""
     return (
         f"was stuck in uninterruptible sleep for {seconds:.1f} s (limit {limit_s:g} s): a disk, "
@@ -543,9 +549,12 @@ def stuck_for(seconds: float, limit_s: float) -> str:
 
 
 _S = State
+_FOLLOWS_BLOCKED = (_S.IDLE, _S.RUNNING)
 Supervision._handlers = {
     (_S.IDLE, Begun): Supervision._begin,
     (_S.IDLE, SignalReceived): Supervision._signal_idle,
+    (_S.IDLE, TimersExpired): Supervision._timers_expired,
+    (_S.IDLE, StacksDumped): Supervision._stacks_dumped,
     (_S.JOINING, RoundJoined): Supervision._joined,
     (_S.JOINING, SignalReceived): Supervision._signal_idle,
     (_S.STARTING, WorkersStarted): Supervision._started,

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.core.protocol import PROTOCOL_VERSION, SAME_VERSION
+from holdfast.defaults import PROTOCOL_VERSION, SAME_VERSION
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.etcd.etcd_settings import EtcdSettings
+from holdfast.net import tls
 from holdfast.net.addresses import LOCALHOST, names_loopback
 from holdfast.net.endpoints import format_endpoint, split_endpoint
 from holdfast.net.token import choose_token
+from holdfast.net.token_certificates import make_certificate
 from holdfast.wire.handshake import job_token
 
 if TYPE_CHECKING:
@@ -207,8 +209,6 @@ class Certificates:
         self.pem: tuple[bytes, bytes, bytes] | None = None
         if of.token is None:
             return
-        from holdfast.net.token_certificates import make_certificate
-
         own = ("localhost", "127.0.0.1", "::1")  # etcd connects to itself.
         hosts = dict.fromkeys((*(host for host, _ in of.machines), *own)) if serves else ()
         self.pem = made = make_certificate(of.token, tuple(hosts))
@@ -238,16 +238,12 @@ class Certificates:
         """Return the context of a client, or None without TLS."""
         if self.guard is None:
             return None
-        from holdfast.net import tls
-
         return tls.client_context(self.guard.ca, self.guard.cert, self.guard.key)
 
     def server_context(self) -> ssl.SSLContext | None:
         """Return the context of a server that demands a certificate, or None without TLS."""
         if self.guard is None:
             return None
-        from holdfast.net import tls
-
         return tls.server_context(self.guard.cert, self.guard.key, self.guard.ca)
 
     def close(self) -> None:

@@ -73,7 +73,7 @@ from holdfast.core.etcd.cluster import (
 )
 from holdfast.core.etcd.keys import JobKeys, JobRecord, get_prefix, unpack
 from holdfast.core.machine import TICK
-from holdfast.core.protocol import PROTOCOL_VERSION
+from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.errors import HoldfastError
 from holdfast.etcd.async_client import AsyncEtcdClient
 from holdfast.etcd.cluster_list import (

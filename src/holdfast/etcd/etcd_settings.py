@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.errors import UsageError
+from holdfast.net import tls
 from holdfast.net.endpoints import format_endpoint, split_endpoint
 
 if TYPE_CHECKING:
@@ -72,8 +73,6 @@ class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not self.tls:
             return None
-        from holdfast.net import tls
-
         return tls.client_context(self.ca or None, self.cert or None, self.key or None, names=names)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import metadata
 
 NVIDIA_PROC = "/proc/driver/nvidia/gpus"
 DEV = "/dev"
@@ -94,9 +95,7 @@ def nvidia_count() -> int:
 
 def has_foreign_backend() -> bool:
     """Return whether a package adds a backend to PyTorch when that is imported."""
-    from importlib.metadata import entry_points
-
-    return bool(entry_points(group="torch.backends"))
+    return bool(metadata.entry_points(group="torch.backends"))
 
 
 def torch_count(kind: str) -> int:

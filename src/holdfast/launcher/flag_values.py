@@ -7,6 +7,7 @@ Each function raises a `UsageError` of one line for text that is not valid. It n
 from __future__ import annotations
 
 import os
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 from holdfast.core.limits import ADDRESS_CHARS, PORT_MAX
@@ -289,10 +290,7 @@ def load_logs_specs(name: str) -> type[LogsSpecs]:
     """Return the class behind `--logs-specs`: ours for `default`, otherwise an installed plug-in."""
     if name == "default":
         return specs.DefaultLogsSpecs
-    # Searching the installed packages takes longer than the whole start of a plain job.
-    from importlib.metadata import entry_points
-
-    installed = {plugin.name: plugin for plugin in entry_points(group=LOGS_SPECS_GROUP)}
+    installed = {plugin.name: plugin for plugin in metadata.entry_points(group=LOGS_SPECS_GROUP)}
     if name not in installed:
         accepted = ", ".join(sorted({"default", *installed}))
         reject(name, "--logs-specs", f"is not installed under {LOGS_SPECS_GROUP}", accepted)

@@ -16,7 +16,6 @@ from holdfast.agent.worker_processes import ProcessSettings
 from holdfast.core.values import Value
 from holdfast.errors import (
     EnvironmentProblem,
-    HoldfastError,
     UsageError,
     shortage_behind,
     shortage_hint,
@@ -28,6 +27,7 @@ from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.handler import follows_views
+from holdfast.rendezvous.rendezvous_errors import RendezvousGracefulExitError
 from holdfast.rendezvous.worker_store import SingleNodeHandler, workers_serve_by_environment
 from holdfast.side_thread import SideThread
 
@@ -160,10 +160,8 @@ def _run(launch: Launch, health_check_server: HealthServer | None) -> dict[int, 
         if result.is_failed():
             failure = failure_of(launch, result, agent.machine)
             close_for_all(handler)
-    except HoldfastError as end:
-        if end.exit_code:
-            raise
-        console.notice(str(end))  # This node was a standby and was not needed.
+    except RendezvousGracefulExitError as end:  # This node was a standby and was not needed.
+        console.notice(str(end))
         return {}
     except (OSError, RuntimeError, ImportError) as problem:
         # A worker's error is a result. This is an error of starting or supervising workers.

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.coordinator.endpoint_list import FIRST_PROBE_S, EndpointList
+from holdfast.coordinator.server import CoordinatorServer, warn_if_open
+from holdfast.coordinator.state_file import StateFile
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.membership.coordinator_store import DEFAULT_TIMEOUT_S, CoordinatorStore
 from holdfast.membership.interface import ControlAccess
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
-    from holdfast.coordinator.server import CoordinatorServer
-    from holdfast.coordinator.state_file import StateFile
     from holdfast.core.job_settings import JobSettings
     from holdfast.core.protocol import NodeInfo, Request
     from holdfast.core.session import SessionTimeouts
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from holdfast.net.addresses import Address
     from holdfast.net.tls import TlsFiles, TlsToken
     from holdfast.wire.messages import NodeReport, StoreCall, StoreResult, Watch
-
-PREIMPORT_S = 1.0
-"""How long after its start a node imports the server, to be able to take over: later than the start, which should
-be fast, and before the coordinator is lost, when the installation may have been upgraded."""
 
 
 class CoordinatorControl(ControlAccess):
@@ -197,8 +193,6 @@ class CoordinatorMembership(ThreadedMembership):
                     console.notice(f"a coordinator took over at {by}: this node does not run one")
         if self._listener is not None:
             self._serve(self._listener, self._open_state())
-        elif self._may_host:
-            asyncio.get_running_loop().call_later(PREIMPORT_S, preimport_server)
         self._session = self._drive(self._endpoints or connector, self._timeouts, self._advice)
         return self._session
 
@@ -227,16 +221,11 @@ class CoordinatorMembership(ThreadedMembership):
     def _open_state(self) -> StateFile | None:
         if self._state_file is None:
             return None
-        from holdfast.coordinator.state_file import StateFile
-
         return StateFile(self._state_file)
 
     def _serve(
         self, listener: socket.socket, state: StateFile | None, *, follows_another: bool = False
     ) -> None:
-        # Only a node that runs the coordinator needs the server.
-        from holdfast.coordinator.server import CoordinatorServer, warn_if_open
-
         if self._may_raise_limit:
             listening.raise_descriptor_limit()
         warn_if_open(listener, self._token, self._tls, self._host)
@@ -306,12 +295,3 @@ class CoordinatorMembership(ThreadedMembership):
                 "connected: run `holdfast coordinator` for an endpoint that several jobs share"
             )
         await self._server.stop()
-
-
-def preimport_server() -> None:
-    """Import the modules that a node needs to run the coordinator."""
-    try:
-        __import__("holdfast.coordinator.server")
-        __import__("holdfast.coordinator.state_file")
-    except Exception as problem:  # noqa: BLE001 (nothing has failed yet)
-        console.warning(f"this node cannot take over the coordinator: {console.describe(problem)}")

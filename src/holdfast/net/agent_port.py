@@ -40,6 +40,8 @@ WATCHERS_MAX = 64
 UNDECIDED_MAX = 64
 """The limit of connections that have not sent their first bytes, and of control connections before `serve`."""
 FIRST_BYTES_S = 10.0
+SERVE_S = 5.0
+"""How long a control connection waits for `serve`."""
 ACCEPTED_AT_ONCE_MAX = 64
 REOPEN_S = 1.0  # The pause when this process has no descriptor left.
 
@@ -222,11 +224,21 @@ class AgentPort:
         with self._lock:
             serve = self._serve
             if serve is None and self.control is not None and len(self._early) < UNDECIDED_MAX:
+                assert self._loop is not None
                 self._early.append((connection, address))
+                self._loop.call_later(SERVE_S, self._close_early, connection)
                 return
         if serve is not None and self.control is not None:
             serve(connection, address)
         else:
+            connection.close()
+
+    def _close_early(self, connection: socket.socket) -> None:
+        """Close a control connection that nobody serves, for example in an agent with its own loop."""
+        with self._lock:
+            early = [one for one in self._early if one[0] is not connection]
+            is_early, self._early = len(early) < len(self._early), early
+        if is_early:
             connection.close()
 
     def _drop(self, connection: socket.socket) -> None:

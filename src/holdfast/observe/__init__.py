@@ -1,21 +1,29 @@
 """Observing a run: lifecycle events, and the events, metrics and health checks derived from them.
 
-The functions here check at every start whether the program configured a handler. They import nothing: a program
-that configured a handler has imported the module with the configuration.
+The functions here check at every start whether the program configured a handler. The modules with the handlers add
+the checks when they are imported: a program that configured a handler has imported them, and a plain job need not.
 """
 
 from __future__ import annotations
 
-import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.observe.safe_handler import SafeHandler
+
+configured: dict[str, SafeHandler] = {}
+"""The handlers of event destinations that the program configured."""
+event_checks: list[Callable[[str], bool]] = []
+metric_checks: list[Callable[[], bool]] = []
 
 
 def events_wanted(destination: str) -> bool:
     """Whether the program configured a handler for the events of a destination."""
-    destinations = sys.modules.get("holdfast.observe.events.destinations")
-    return destinations is not None and bool(destinations.is_recorded(destination))
+    return any(check(destination) for check in event_checks)
 
 
 def metrics_wanted() -> bool:
     """Whether the program configured a metric handler."""
-    handlers = sys.modules.get("holdfast.observe.metrics.metric_handlers")
-    return handlers is not None and bool(handlers.has_handler())
+    return any(check() for check in metric_checks)

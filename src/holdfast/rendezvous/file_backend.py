@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.rendezvous.backend_handler import RendezvousBackend, Token
+from holdfast.rendezvous.backend_handler import RendezvousBackend, Token, create_handler
 from holdfast.rendezvous.rendezvous_errors import RendezvousConnectionError, RendezvousStateError
 from holdfast.store.file_store import FileStore, SharedFolder, file_name
 
@@ -139,8 +139,6 @@ class FileRendezvousBackend(RendezvousBackend):
 
 def create_file_handler(params: RendezvousParameters) -> RendezvousHandler:
     """Return the handler of `--rdzv-backend file`; the endpoint is a folder that all nodes share."""
-    from holdfast.rendezvous.backend_handler import create_handler
-
     store, folder = job_store(params), job_folder(params)
     path = os.path.join(folder.path, STATE_NAME)
     backend = FileRendezvousBackend(path, name=params.backend, folder=folder)

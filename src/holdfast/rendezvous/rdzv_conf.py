@@ -21,7 +21,7 @@ import os
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from holdfast import console
@@ -29,11 +29,10 @@ from holdfast.core.job_settings import DEFAULTS, SETTINGS, TYPES, JobSettings, S
 from holdfast.core.limits import COUNTER_MAX, NODE_ID_CHARS_MAX, PORT_MAX
 from holdfast.core.protocol import check_address
 from holdfast.errors import UsageError
+from holdfast.net.tls import PSK, TlsFiles, TlsToken
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
-
-if TYPE_CHECKING:
-    from holdfast.net.tls import TlsFiles, TlsToken
+from holdfast.wire.handshake import FILE_VARIABLE, VARIABLE
 
 FLAG = "--rdzv-conf"
 SECONDS_MAX = 10 * 365 * 24 * 3600
@@ -367,8 +366,6 @@ class RendezvousConfig:
 
     def tls_with(self, token: bytes | None, run_id: str = "") -> TlsFiles | TlsToken | None:
         """Return how connections are encrypted: by certificates, by the token, or not at all."""
-        from holdfast.net.tls import PSK, TlsFiles, TlsToken
-
         if self.tls is not None:
             if token is None:
                 raise UsageError(
@@ -481,8 +478,6 @@ def warn_about_unused(
         ):
             console.warning(f"--rdzv-conf: {name} has no effect with {_where(backend)}")
     if shares_state or kin.isdisjoint(WITH_TOKEN):
-        from holdfast.wire.handshake import FILE_VARIABLE, VARIABLE
-
         for variable in (FILE_VARIABLE, VARIABLE):
             if variable in os.environ:
                 console.warning(

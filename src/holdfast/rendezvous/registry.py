@@ -13,7 +13,7 @@ and it is skipped.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import Any
 
 from holdfast import console
@@ -29,9 +29,7 @@ OUR_OWN = "holdfast."
 
 def installed() -> dict[str, Any]:
     """Return the entry points of all plug-ins by name, without loading them."""
-    from importlib.metadata import entry_points
-
-    found = entry_points(group=GROUP)
+    found = metadata.entry_points(group=GROUP)
     return {one.name: one for one in found if not one.value.startswith(OUR_OWN)}
 
 

@@ -269,6 +269,7 @@ def _timed_out(text: str, problem: Exception) -> StoreTimeoutError:
 
 def _is_loss(problem: Exception) -> bool:
     """Whether the connection to the store, ours or torch's, is lost. Then the missing ranks are unknown."""
+    # By name, because the store may be torch's, and the agent must not import torch for its class.
     return isinstance(problem, DistNetworkError) or (
         type(problem).__name__ == DistNetworkError.__name__
     )

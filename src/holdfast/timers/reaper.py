@@ -1,9 +1,9 @@
-"""Kills workers whose timers have expired.
+"""Reports, dumps and signals workers whose timers have expired, as its caller decides.
 
-For each worker, the reaper reports the expiry (`timer expired`), dumps the stacks, sends the timer's
-signal and reports that (`kill worker process`). The timers of workers that wait for each other expire together,
-so the reaper dumps all of them before it kills the first. If a dump fails, the worker is killed all the same.
-The reaper never signals its own process, and only watches and kills descendants of a worker.
+`report_and_dump` reports each expiry (`timer expired`) and dumps the stacks. `send` sends a signal and
+reports that (`kill worker process`). The timers of workers that wait for each other expire together, so
+dump all of them before you signal the first. A dump that fails is only logged.
+The reaper never signals its own process, and only watches and signals descendants of a worker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECTION_SIGNAL = signal.SIGKILL
 
 
 def section_timer(section: Section, pid: int, now: float, wall: float) -> FileTimerRequest:
-    """Return a section with a timeout as a timer, for `Reaper.expire`."""
+    """Return a section with a timeout as a timer, for `Reaper.report_and_dump`."""
     assert section.deadline_ns is not None
     expires = wall + (section.deadline_ns / 1e9 - now)
     return FileTimerRequest(pid, f"section {section.name}", expires, SECTION_SIGNAL)
@@ -42,7 +42,7 @@ KILLED = "kill worker process"
 
 SCOPES_NAMED_MAX = 3
 REPORT_ROUNDS_MAX = 4
-"""How often to search for more late workers before killing the first."""
+"""How often to search for more late workers before the first is signalled."""
 DUMPS_AT_ONCE = 8
 """Concurrent dumps, to show workers that wait for each other at the same moment."""
 
@@ -56,7 +56,7 @@ def send_signal(pid: int, signum: int) -> None:
 
 
 class Reaper:
-    """Kills workers whose timers expired.
+    """Reports, dumps and signals workers whose timers expired.
 
     `is_ours(pid)` returns whether a process belongs to a worker. `dump(pid)` writes its stacks to its log, within a
     limited time. `kill(pid, signum)` signals it. `report(what, request)` receives each step.
@@ -84,20 +84,6 @@ class Reaper:
         if self._report is not None:
             self._report(what, request)
 
-    def expire(
-        self,
-        late: Mapping[int, Sequence[FileTimerRequest]],
-        *,
-        more: Callable[[], Mapping[int, Sequence[FileTimerRequest]]] | None = None,
-        again: Container[int] = (),
-    ) -> list[int]:
-        """Report, dump and kill processes with expired timers, the earliest first.
-
-        Returns the processes that could not be killed. Processes in `again` are killed without another report.
-        """
-        expired = self.report_and_dump(late, more=more, again=again)
-        return [pid for pid, requests in expired.items() if not self.kill_late(pid, requests)]
-
     def report_and_dump(
         self,
         late: Mapping[int, Sequence[FileTimerRequest]],
@@ -107,7 +93,7 @@ class Reaper:
     ) -> dict[int, list[FileTimerRequest]]:
         """Report and dump processes with expired timers; return all, including those from `more`.
 
-        All are dumped before the first is killed, since the agent stops the others when it exits.
+        Processes in `again` have been reported and dumped before.
         """
         expired: dict[int, list[FileTimerRequest]] = {}
         for round_ in range(REPORT_ROUNDS_MAX):
@@ -137,14 +123,13 @@ class Reaper:
             self._log(pid, requests, fatal)
         self._dump_all([*late])
 
-    def kill_late(self, pid: int, requests: Sequence[FileTimerRequest]) -> bool:
-        """Kill a process if one of its timers has a signal; return False if that failed."""
-        fatal = fatal_of(requests)
-        if fatal is None or not self._is_alive(pid):
+    def send(self, pid: int, signum: int, requests: Sequence[FileTimerRequest]) -> bool:
+        """Send the signal of one of its timers to a process; return False if that failed."""
+        if not self._is_alive(pid):
             return True
-        if not self.kill(pid, fatal.signal):
+        if not self.kill(pid, signum):
             return False
-        self.report(KILLED, fatal)
+        self.report(KILLED, next(one for one in requests if one.signal == signum))
         return True
 
     def kill(self, pid: int, signum: int) -> bool:
@@ -164,10 +149,8 @@ class Reaper:
         scopes = [repr(one.scope_id) for one in requests[:SCOPES_NAMED_MAX]]
         more = len(requests) - len(scopes)
         named = ", ".join(scopes) + (f" and {more} more" if more else "")
-        action = (
-            f"killing it with signal {fatal.signal:d}" if fatal is not None else "not killing it"
-        )
-        console.error(f"timer expired: {named} (pid {pid}); {action}")
+        signum = f"its signal is {fatal.signal:d}" if fatal is not None else "it has no signal"
+        console.error(f"timer expired: {named} (pid {pid}); {signum}")
 
     def _dump_all(self, pids: Sequence[int]) -> None:
         """Dump the stacks of several workers in parallel, so that a stuck worker does not delay the others."""

@@ -1,9 +1,11 @@
 """The server of timers that workers set over a named pipe.
 
 An agent drives it from its own loop, without a thread: it waits until `fileno()` is readable or until
-`next_deadline()`, then calls `check(now)`, and `close()` at the end. Other programs run it in a thread with
-`start()` and `stop()`, as with TorchElastic. The server reads all requests before it checks deadlines,
-so that a delayed server does not kill workers that were in time.
+`next_deadline()`, then calls `collect_late(now)`, and `close()` at the end. This only reports which timers
+have expired; the agent's machine decides, and the agent reports the outcome with `finish`. Other programs
+run the server in a thread with `start()` and `stop()`, as with TorchElastic; then it kills late workers itself.
+The server reads all requests before it checks deadlines, so that a delayed server does not report workers
+that were in time.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from holdfast import console
 from holdfast.processes.poll import wait_for
 from holdfast.processes.procfs import has_ended, is_below_this_process
 from holdfast.timers.pipe import TAKE_BYTES_MAX, RequestPipe
-from holdfast.timers.reaper import STARTED, STOPPED, Reaper, send_signal
+from holdfast.timers.reaper import STARTED, STOPPED, Reaper, fatal_of, send_signal
 from holdfast.timers.timer_requests import InvalidRequest, LineSplitter, RefusalLog, parse_request
 from holdfast.timers.timer_table import TimerTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from holdfast.timers.timer_requests import FileTimerRequest
 
@@ -43,11 +45,11 @@ FULL_READS_MAX = 8
 
 
 class FileTimerServer:
-    """Watches the timers of this agent's workers, and kills those whose timers expire.
+    """Watches the timers of this agent's workers. In a thread, it also kills those whose timers expire.
 
     `max_interval` is TorchElastic's and has no effect, since this server does not poll. `is_ours(pid)` returns whether
-    a request may name a process, by default any descendant of this one. `dump` writes a worker's stacks, `kill`
-    signals it, and `log_event` receives each step.
+    a request may name a process, by default any descendant of this one. In a thread,
+    `dump` writes a worker's stacks, `kill` signals it, and `log_event` receives each step.
     """
 
     def __init__(
@@ -86,19 +88,6 @@ class FileTimerServer:
         """Return when the next timer is due, by the monotonic clock; None while there is none."""
         return self._timers.next_deadline()
 
-    def check(self, now: float) -> int:
-        """Read the requests and kill late workers; return how many were late."""
-        self._checking = True
-        try:
-            late = self.collect_late(now)
-            self.dump(late)
-            for pid, requests in late.items():
-                self.kill(pid, requests, now)
-            return len(late)
-        finally:
-            self._checking = False
-            self._last_check = time.time()
-
     def collect_late(self, now: float) -> dict[int, list[FileTimerRequest]]:
         """Read the requests; return the timers that have expired, by process."""
         taken = self._read(now)
@@ -107,20 +96,27 @@ class FileTimerServer:
             return {}
         return self._find_late(now)
 
-    def dump(self, late: dict[int, list[FileTimerRequest]]) -> None:
-        """Report and dump late processes, and add processes that become late meanwhile."""
+    @property
+    def failed_kills(self) -> Mapping[int, int]:
+        """How often a late process could not be signalled; the server reports its timers again."""
+        return self._kills
 
-        def find_more() -> dict[int, list[FileTimerRequest]]:
-            now = time.monotonic()
-            self._read(now)  # Workers may have released their timers meanwhile.
-            return self._find_late(now)
-
-        if late:
-            late.update(self._reaper.report_and_dump(late, more=find_more, again=self._kills))
-
-    def kill(self, pid: int, requests: list[FileTimerRequest], now: float) -> None:
-        """Kill a late process if one of its timers has a signal; otherwise drop these timers."""
-        self._finish(pid, requests, now, killed=self._reaper.kill_late(pid, requests))
+    def finish(
+        self, pid: int, requests: list[FileTimerRequest], now: float, *, killed: bool
+    ) -> None:
+        """Drop the timers of a late process, or schedule another attempt to kill it."""
+        if killed:
+            if any(one.signal > 0 for one in requests):
+                self.clear_timers((pid,))
+            else:
+                for one in requests:  # Other timers of this process remain.
+                    self._timers.release(pid, one.scope_id)
+            return
+        kills = self._kills[pid] = self._kills.get(pid, 0) + 1
+        if kills < KILLS_MAX:
+            self._timers.schedule_again(requests, now + KILL_AGAIN_S)
+        else:
+            self.clear_timers((pid,))
 
     def is_reachable(self) -> bool:
         """Whether the pipe still exists at its path."""
@@ -136,7 +132,27 @@ class FileTimerServer:
         self._pipe.close()
         self.forget_all()
 
-    # TorchElastic's interface.
+    # TorchElastic's interface, in which the server decides itself.
+
+    def check(self, now: float) -> int:
+        """Read the requests and kill late workers; return how many were late."""
+        self._checking = True
+        try:
+            late = self.collect_late(now)
+            if late:
+                late = self._reaper.report_and_dump(
+                    late,
+                    more=lambda: self.collect_late(time.monotonic()),
+                    again=self._kills,
+                )
+            for pid, requests in late.items():
+                fatal = fatal_of(requests)
+                killed = fatal is None or self._reaper.send(pid, fatal.signal, requests)
+                self.finish(pid, requests, now, killed=killed)
+            return len(late)
+        finally:
+            self._checking = False
+            self._last_check = time.time()
 
     def start(self) -> None:
         """Watch in a thread."""
@@ -241,23 +257,6 @@ class FileTimerServer:
                 f"there are already {len(self._timers):,} timers",
                 f"pid {request.worker_pid}, scope {request.scope_id!r}",
             )
-
-    def _finish(
-        self, pid: int, requests: list[FileTimerRequest], now: float, *, killed: bool
-    ) -> None:
-        """Drop the timers of a killed worker, or schedule another attempt to kill it."""
-        if killed:
-            if any(one.signal > 0 for one in requests):
-                self.clear_timers((pid,))
-            else:
-                for one in requests:  # Other timers of this process remain.
-                    self._timers.release(pid, one.scope_id)
-            return
-        kills = self._kills[pid] = self._kills.get(pid, 0) + 1
-        if kills < KILLS_MAX:
-            self._timers.schedule_again(requests, now + KILL_AGAIN_S)
-        else:
-            self.clear_timers((pid,))
 
     def _is_behind(self) -> bool:
         if self._checking:

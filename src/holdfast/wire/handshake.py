@@ -20,7 +20,9 @@ handshake also yields two keys, and both sides seal everything after the client'
 including the `Welcome`. An attacker who relays the handshake can therefore only continue to relay.
 
 Before the server's proof, anyone can send a refusal. A client with a token therefore does not treat such a
-refusal as permanent.
+refusal as permanent. For this reason the server refuses a client of another version only after both proofs: the
+refusal is sealed, and the client gives up at once. The messages of the handshake and the proofs must therefore
+be the same in all versions.
 
 Neither class performs I/O. The owner of the connection passes the body of each frame (from a reader of
 `HANDSHAKE_FRAME_BYTES_MAX`) to `receive`, sets the reader's `tag_bytes`, sends the bytes that `receive`
@@ -37,7 +39,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from holdfast.core.limits import NAME_CHARS_MAX, WHY_CHARS_MAX
-from holdfast.core.protocol import PROTOCOL_VERSION
+from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.errors import InternalError
 from holdfast.printable import one_line, quoted
 from holdfast.wire.frames import HEADER_BYTES, TAG_BYTES, Seal, encode_frame
@@ -289,11 +291,6 @@ class ServerHandshake(_Handshake):
             raise NotOurProtocol(
                 f"the first message has {quoted(repr(hello.magic))}, not {MAGIC!r}"
             )
-        if hello.version != PROTOCOL_VERSION:
-            raise self._refuse(
-                f"the client speaks protocol version {hello.version}, {self._server} "
-                f"{PROTOCOL_VERSION}: install the same Holdfast on both sides"
-            )
         self._hello = hello
         if self._key_for is None:
             return encode_frame(Challenge(nonce=self._nonce, token_wanted=False))
@@ -315,6 +312,11 @@ class ServerHandshake(_Handshake):
                 )
             transcript.update(_framed(body))
             self._derive_seals(transcript, serving=True)
+        if hello.version != PROTOCOL_VERSION:
+            raise self._refuse(
+                f"the client speaks protocol version {hello.version}, {self._server} "
+                f"{PROTOCOL_VERSION}: install the same Holdfast on both sides"
+            )
         if self._check_hello is not None:
             try:
                 self._check_hello(hello)

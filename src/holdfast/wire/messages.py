@@ -39,7 +39,6 @@ from holdfast.core.limits import (
     WHY_CHARS_MAX,
 )
 from holdfast.core.protocol import (
-    PROTOCOL_VERSION,
     Ack,
     Heartbeat,
     Status,
@@ -49,6 +48,7 @@ from holdfast.core.protocol import (
     sanitized_status,
     sanitized_view,
 )
+from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.printable import one_line, quoted
 from holdfast.wire import wire_limits as limits
 from holdfast.wire.wire_errors import BadMessage

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from holdfast.agent.loop import AgentLoop
     from holdfast.agent.spec import RunResult
+    from holdfast.control.history import Generation
     from holdfast.rendezvous.handler import RendezvousHandler
 
 FOREVER_S = 3600.0
@@ -246,9 +247,50 @@ def runtime_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_job_is_visible_when_its_first_worker_starts(runtime_folder: str) -> None:
-    run(local('ls "$XDG_RUNTIME_DIR"/holdfast/*.sock > seen'))
-    assert Path("seen").read_text().startswith(f"{runtime_folder}/holdfast/{os.getpid()}-")
+    command = f"{sys.executable} -m holdfast"
+    run(local(f"{command} ps > ps; {command} status > status"))
+    [_, row] = Path("ps").read_text().splitlines()
+    assert row.split()[:2] == ["job", "running"]
+    assert "job 'job': " in Path("status").read_text()
     assert os.listdir(f"{runtime_folder}/holdfast") == []
+
+
+def test_running_job_knows_when_its_first_round_was_formed(runtime_folder: str) -> None:
+    """The history of a running job is that of its timeline, from the start of the run on."""
+    assert runtime_folder
+    agent = local("exit 0")
+    seen: list[Generation | None] = []
+    end = agent.services.end
+
+    def look_and_end() -> None:
+        control = agent.services.control
+        seen.append(control.history.newest if control is not None else None)
+        end()
+
+    agent.services.end = look_and_end  # type: ignore[method-assign]
+    run(agent)
+    [one] = seen
+    assert one is not None
+    assert one.left_at is not None
+    assert one.met_at is not None
+    assert 0 < one.left_at <= one.met_at <= (one.started_at or 0)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_agent_answers_for_all_nodes_only_if_it_is_the_only_one(
+    nodes: int, runtime_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert runtime_folder
+    monkeypatch.setenv("TORCH_ELASTIC_WORKER_IDENTICAL", "1")  # The nodes exchange nothing.
+    script = (
+        "import asyncio; from holdfast.control.discovery import local_jobs; "
+        "[job] = asyncio.run(local_jobs()); print(job.here.coordinated)"
+    )
+    logs = f"echo first; {sys.executable} -m holdfast logs > own-logs"
+    handler = Quiet(world_size=nodes)
+    run(local(f"{logs}; {sys.executable} -c '{script}' > seen; exit 1", handler=handler))
+    assert Path("seen").read_text() == f"{nodes == 1}\n"
+    assert Path("own-logs").read_text() == "[0] first\n"
 
 
 def test_earliest_watch_reaches_the_control_point(

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast import worker
 from holdfast.agent.watchdogs import DUMP_EACH_S_MIN, DUMP_S, ENABLE_ENV, FILE_ENV, Watchdogs
-from holdfast.core.supervision import TimersExpired
+from holdfast.core.supervision import ExpiredTimer, TimersExpired
 from holdfast.observe.lifecycle import WatchdogEvent
 from holdfast.processes import stacks
 from holdfast.processes.failures.failure import ProcessFailure
@@ -24,6 +24,7 @@ from holdfast.worker import PAGE_ENV
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from holdfast.core.machine import Event
     from holdfast.observe.lifecycle import LifecycleEvent
 
 ON = {ENABLE_ENV: "1"}
@@ -43,17 +44,24 @@ class Watching:
         with open(self.dogs.environment(0)[FILE_ENV], "w") as pipe:
             pipe.write(request.to_json() + "\n")
 
+    def detect(self) -> list[ExpiredTimer]:
+        """Check the watchdogs; return the timers that they report."""
+        return [one for event in self.dogs.look(time.monotonic()) for one in timers_of(event)]
+
     def look(self) -> None:
         """Check the watchdogs, and perform the effects of the supervision."""
-        for event in self.dogs.look(time.monotonic()):
-            assert isinstance(event, TimersExpired)
-            for one in self.dogs.dump(event.timers):
-                if one.signum > 0:
-                    self.dogs.signal(one.pid, one.signum)
+        for one in self.dogs.dump(tuple(self.detect())):
+            if one.signum > 0:
+                self.dogs.signal(one.pid, one.signum)
 
     def reported(self) -> list[str]:
         events = [one for one in self.events if isinstance(one, WatchdogEvent)]
         return [f"{one.what} {one.pid} {one.scope}" for one in events]
+
+
+def timers_of(event: Event) -> tuple[ExpiredTimer, ...]:
+    assert isinstance(event, TimersExpired)
+    return event.timers
 
 
 @pytest.fixture
@@ -151,12 +159,40 @@ class Stuck:
         return self.process.wait()
 
 
-def look_at(watching: Watching, stuck: list[Stuck]) -> None:
+def start(watching: Watching, stuck: list[Stuck]) -> None:
     watching.dogs.started(0, {rank: one.pid for rank, one in enumerate(stuck)}, {})
     page = watching.dogs.environment(0)[PAGE_ENV]
     with open(os.path.join(os.path.dirname(page), worker.NOTICE_NAME), "wb") as notice:
         notice.write(b"\0")
+
+
+def look_at(watching: Watching, stuck: list[Stuck]) -> None:
+    start(watching, stuck)
     watching.look()
+
+
+def test_look_reports_each_late_process_once_and_neither_dumps_nor_signals_it(
+    watching: Watching, dumps: Dumps
+) -> None:
+    watching.dogs.begin([0, 1], ON)
+    stuck = [Stuck(watching.dogs.environment(rank)[PAGE_ENV], b"section") for rank in (0, 1)]
+    start(watching, stuck)
+    late, kept = stuck
+    watching.expire(late.pid, signal.SIGTERM)
+    found = watching.detect()
+    assert sorted((one.pid, one.scope, one.signum) for one in found) == sorted(
+        [(late.pid, "step", signal.SIGTERM), (kept.pid, "section section", signal.SIGKILL)]
+    )
+    assert [one.process.poll() for one in stuck] == [None, None]
+    assert (dumps, watching.reported()[1:]) == ([], [])
+    # The supervision decides which process is dumped, and which signal it gets.
+    [dumped] = watching.dogs.dump(tuple(one for one in found if one.pid == late.pid))
+    assert [pid for pid, _ in dumps] == [late.pid]
+    watching.dogs.signal(dumped.pid, dumped.signum)
+    assert late.end() == -signal.SIGTERM
+    assert kept.process.poll() is None
+    kept.process.kill()
+    kept.end()
 
 
 def test_all_late_sections_are_reported_before_the_first_kill(

@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from holdfast.control import node_server
 from holdfast.control.control_point import ControlPoint
+from holdfast.control.history import NodeState
 from holdfast.control.node_server import own_summary, record_of
-from holdfast.core.protocol import Request
+from holdfast.core.protocol import Request, RequestAnswer
 from holdfast.core.requests import Action, RequestRefusal
 from holdfast.core.supervision import Begun, RoundJoined, Supervision, WorkersStarted
 from holdfast.observe import lifecycle
-from holdfast.wire.messages import NodeReport
+from holdfast.wire.messages import NodeReport, Watch
+from recorded_runs import began
+
+
+class Handler:
+    """A user's own rendezvous handler."""
+
+    def get_run_id(self) -> str:
+        return "job"
+
+    def get_backend(self) -> str:
+        return "own"
+
+
+class Membership:
+    """A membership that collects requests and reports."""
+
+    def __init__(self) -> None:
+        self.reports: queue.Queue[NodeReport] = queue.Queue()
+        self.requests: list[Request] = []
+        self.view = SimpleNamespace(answered=None, incarnation=1)
+        self.control = SimpleNamespace(
+            port=None,
+            has_coordinator=True,
+            request=self.requests.append,
+            send_report=self.reports.put,
+        )
 
 
 def agent_of(nodes: int | None, rank: int = 0) -> Any:
@@ -21,7 +53,7 @@ def agent_of(nodes: int | None, rank: int = 0) -> Any:
     machine = Supervision(local_world_size=2, max_restarts=3)
     for event in (Begun(), RoundJoined(0, rank, nodes or 1), WorkersStarted(0)):
         machine.handle(0.0, event)
-    spec = SimpleNamespace(role="default", local_world_size=2, rdzv_handler=object())
+    spec = SimpleNamespace(role="default", local_world_size=2, rdzv_handler=Handler())
     group = SimpleNamespace(
         spec=spec,
         group_rank=rank,
@@ -38,7 +70,7 @@ def agent_of(nodes: int | None, rank: int = 0) -> Any:
 
 @pytest.mark.parametrize("action", [Action.STOP, Action.RESTART])
 def test_a_node_without_coordinator_refuses_what_all_nodes_would_have_to_do(action: Action) -> None:
-    point = ControlPoint(agent_of(2), 0.0)
+    point = ControlPoint(agent_of(2), began)
     answer = point.request(Request(id="r", action=action.value))
     assert [*point.take_requests()] == []
     assert answer.result(0).refusal == RequestRefusal.NO_COORDINATOR.value
@@ -47,7 +79,7 @@ def test_a_node_without_coordinator_refuses_what_all_nodes_would_have_to_do(acti
 def test_the_only_node_of_a_job_decides_alone() -> None:
     for nodes in (None, 1):
         agent = agent_of(nodes)
-        point = ControlPoint(agent, 0.0)
+        point = ControlPoint(agent, began)
         answer = point.request(Request(id="r", action=Action.STOP.value))
         for event in point.take_requests():
             agent.machine.handle(1.0, event)
@@ -59,6 +91,66 @@ def test_a_node_without_coordinator_knows_how_many_there_are() -> None:
     job = own_summary(agent_of(3, rank=1), report)
     assert (job.members, job.present, job.min_nodes) == (3, 3, 3)
     assert [(one.node, one.rank, one.first_rank) for one in job.nodes] == [("b", 1, 2)]
+
+
+def test_clients_that_repeat_a_request_all_get_its_answer() -> None:
+    agent = agent_of(2)
+    agent.connection = Membership()
+    point = ControlPoint(agent, began)
+    request = Request(id="r", action=Action.STOP.value)
+    gave_up, first, second = (point.request(request) for _ in range(3))
+    assert [*point.take_requests()] == []
+    gave_up.cancel()
+    point.answered(RequestAnswer(id="r", refusal="", why="stopped"))
+    assert [one.result(0).why for one in (first, second)] == ["stopped", "stopped"]
+    point.request(Request(id="s", action=Action.STOP.value))
+    assert [*point.take_requests()] == []
+    assert [name for name, _ in point._pending] == ["s"]
+
+
+def test_one_server_is_started_even_if_two_threads_need_it_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[threading.Thread] = []
+    served: queue.Queue[object] = queue.Queue()
+    two_starts = threading.Barrier(2)
+
+    class Server:
+        watch, close = served.put, Mock()
+
+        def __init__(self, *_: object) -> None:
+            started.append(threading.current_thread())
+            with suppress(threading.BrokenBarrierError):
+                two_starts.wait(0.2)
+
+    monkeypatch.setattr(node_server, "NodeServer", Server)
+    agent = agent_of(2)
+    agent.connection = Membership()
+    point = ControlPoint(agent, began)
+    point.open()
+    watches = Watch(for_s=1.0), Watch(for_s=2.0)
+    threads = [threading.Thread(target=point.watched, args=(one,)) for one in watches]
+    for one in threads:
+        one.start()
+    assert {served.get(timeout=10) for _ in watches} == {*watches}
+    assert len(started) == 1
+    assert started[0] not in threads  # They do not wait for the imports.
+    for one in threads:
+        one.join()
+    point.close()
+
+
+def test_agent_whose_loop_does_not_respond_is_reported_as_stuck() -> None:
+    agent = agent_of(2)
+    agent.connection = membership = Membership()
+    point = ControlPoint(agent, began)
+    point.close()  # It refuses calls into the loop at once.
+    server = node_server.NodeServer(point, agent)
+    try:
+        server.watch(Watch(for_s=60.0, every_s=60.0))
+        assert membership.reports.get(timeout=10).state == NodeState.STUCK
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize(("failed", "stopped"), [(True, False), (True, True), (False, False)])

@@ -1,14 +1,27 @@
-"""A control connection: what its readers get when it ends."""
+"""A control client: what its readers get when connections end."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.control.job_client import REPLIES_MAX, ControlConnection, ControlProblem
-from holdfast.wire.messages import Query, Reply
+from holdfast.control.job_client import (
+    REPLIES_MAX,
+    ControlConnection,
+    ControlProblem,
+    JobNotFound,
+    JobUnreachable,
+    MergedEvents,
+)
+from holdfast.control.job_logs import follow_logs
+from holdfast.wire.control import LogLines, LogsQuery
+from holdfast.wire.messages import EventKind, EventRecord, JobSummary, NodeSummary, Query, Reply
 from in_loop import in_loop
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 LIMIT_S = 10.0
 
@@ -34,3 +47,71 @@ async def test_a_reader_with_a_full_queue_learns_that_the_connection_has_ended()
             await anext(replies)
         with pytest.raises(ControlProblem, match=connection.problem):
             await anext(replies)
+
+
+class Exited:
+    """The agents of a job, all of which have exited."""
+
+    is_lost = True
+
+    def __init__(self, problem: ControlProblem) -> None:
+        self.problem = problem
+
+    async def nodes(self) -> list[str]:
+        return []
+
+    async def any_connection(self) -> ControlConnection:
+        raise self.problem
+
+
+@pytest.mark.parametrize(
+    ("problem", "shown"),
+    [
+        (JobNotFound("the job is over"), "the job is over"),
+        (JobUnreachable("no etcd"), "all agents have exited"),
+    ],
+)
+@in_loop
+async def test_following_events_ends_with_the_reason_once_all_agents_have_exited(
+    problem: ControlProblem, shown: str
+) -> None:
+    merged = MergedEvents(Exited(problem))  # type: ignore[arg-type]
+    with pytest.raises(type(problem), match=shown):
+        await merged.next()
+    merged.close()
+
+
+class Followed:
+    """The client of a job whose nodes change once; then its state is not readable for a reason of our own."""
+
+    node = "a"
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def status(self) -> JobSummary:
+        self.asked += 1
+        if self.asked > 1:
+            raise BrokenPipeError
+        return JobSummary(run_id="job", nodes=[NodeSummary(node="a", first_rank=0, size=1)])
+
+    async def events(self, **_: Any) -> AsyncIterator[EventRecord]:
+        yield EventRecord(wall=0.0, kind=EventKind.GENERATION_STARTED)
+        await asyncio.Event().wait()
+
+    async def logs(self, *_: Any, **__: Any) -> AsyncIterator[LogLines]:
+        await asyncio.Event().wait()
+        yield LogLines(rank=0)
+
+
+@in_loop
+async def test_following_logs_ends_if_new_nodes_can_no_longer_be_followed() -> None:
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(BrokenPipeError):
+            await follow_logs(
+                Followed(),  # type: ignore[arg-type]
+                LogsQuery(follow=True),
+                "",
+                lambda _lines: None,
+                lambda _problem: None,
+            )

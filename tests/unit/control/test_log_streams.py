@@ -14,6 +14,7 @@ import pytest
 from holdfast.control import discovery, log_streams
 from holdfast.control.log_streams import LogStream
 from holdfast.control.runtime_dir import runtime_dir, socket_of, sockets_here
+from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.wire.control import LogLines, LogsQuery
 from in_loop import in_loop
 
@@ -170,8 +171,27 @@ async def test_an_agent_that_does_not_respond_is_named_and_left_out(
         frozen.bind(socket_of(4711))
         frozen.listen()
         late: list[str] = []
-        assert await discovery.local_jobs(late.extend) == []
-        assert late == ["4711"]
+        assert await discovery.local_jobs(late.append) == []
+        assert late == ["waiting for the agent with pid 4711 to respond"]
+
+
+@in_loop
+async def test_an_agent_of_another_version_is_named_and_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as other:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        with monkeypatch.context() as patch:
+            patch.setattr("holdfast.control.runtime_dir.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+            other.bind(socket_of(4711))
+        other.listen()
+        problems: list[str] = []
+        assert await discovery.local_jobs(problems.append) == []
+        (problem,) = problems
+        assert problem == (
+            f"the agent with pid 4711 speaks protocol version {PROTOCOL_VERSION + 1}, this command "
+            f"{PROTOCOL_VERSION}: use the version of Holdfast that started the job"
+        )
 
 
 @pytest.mark.parametrize("shortage", ["instances", "watches"])

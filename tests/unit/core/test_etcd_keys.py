@@ -27,8 +27,9 @@ from holdfast.core.etcd.keys import (
     roll_call_number,
     unpack,
 )
-from holdfast.core.protocol import PROTOCOL_VERSION, ControlPort, NodeRole, View
+from holdfast.core.protocol import ControlPort, NodeRole, View
 from holdfast.core.rounds import Job
+from holdfast.defaults import PROTOCOL_VERSION
 from simulator.etcd import in_range
 
 # All names that can be sent.

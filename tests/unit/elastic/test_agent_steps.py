@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.agent.spec import Worker, WorkerGroup, WorkerSpec
+from holdfast.agent.watchdogs import ENABLE_ENV, FILE_ENV
 from holdfast.elastic.agent.server import RunResult, WorkerState
 from holdfast.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from holdfast.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
 from holdfast.net.listening import ReservedPort
+from holdfast.processes import procfs
 from holdfast.processes.signals import SignalException
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.registry import get_rendezvous_handler
@@ -169,6 +171,24 @@ def test_own_loop_can_call_the_steps() -> None:
 def test_own_loop_sees_the_failure_after_the_stop() -> None:
     agent = make(OwnLoop, "exit 3", max_restarts=0)
     assert agent.run().failures[0].exitcode == 3
+
+
+def test_expired_timer_kills_a_worker_of_an_own_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENABLE_ENV, "1")
+    timer = '{"version": 1, "pid": %d, "scope_id": "step", "expiration_time": 1, "signal": 9}'
+    script = f"printf '{timer}\\n' $$ > ${FILE_ENV}; sleep 1000"
+    agent = make(OwnLoop, script, max_restarts=0)
+    failure = agent.run().failures[0]
+    assert (failure.exitcode, failure.detail) == (-9, "timer 'step' expired: killed the worker")
+
+
+def test_stuck_worker_ends_the_steps_without_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(procfs, "state_of", lambda _pid: "D")
+    logs = DefaultLogsSpecs("logs")
+    agent = Steps(spec_of("sleep 1000"), logs, uninterruptible_state_timeout=0.2)
+    assert agent.run().state is WorkerState.FAILED
+    assert "was stuck in uninterruptible sleep" in agent._machine.stuck[0]
+    assert agent.restart_count == 2  # As set in `_remaining_restarts`: none is left.
 
 
 def test_signal_raises_out_of_an_own_loop() -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast import observe
 from holdfast.agent.spec import WorkerSpec
 from holdfast.elastic import events
 from holdfast.elastic._impl.agents import LocalElasticAgent
-from holdfast.observe.events import destinations
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.rendezvous.worker_store import SingleNodeHandler
 
@@ -68,7 +68,7 @@ def test_duration_of_a_failing_step_is_recorded(agent: Measuring, tmp_path: Path
         with pytest.raises(OSError, match="cannot start"):
             agent.run()
     finally:
-        destinations._configured.pop("null").close(5.0)
+        observe.configured.pop("null").close(5.0)
     assert got[2:] == ["MY_START", "FAILED"]
 
 

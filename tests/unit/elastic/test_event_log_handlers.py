@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast import observe
 from holdfast.elastic import events
 from holdfast.elastic.events import NodeState, RdzvEvent
 from holdfast.elastic.events.handlers import _log_handlers
@@ -41,7 +42,7 @@ class Keeping(events.EventHandler):
 @pytest.fixture(autouse=True)
 def nothing_configured() -> Iterator[None]:
     yield
-    for table in (destinations._configured, destinations._found):
+    for table in (observe.configured, destinations._found):
         for one in table.values():
             one.close(PATIENCE_S)
         table.clear()

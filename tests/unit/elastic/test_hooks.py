@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from holdfast.core.supervision import StopReason
 from holdfast.elastic._impl.agents import LocalElasticAgent
+from holdfast.observe.lifecycle import GenerationStopping
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
 from holdfast.processes.signals import SignalException
@@ -177,6 +181,37 @@ def test_hook_decides_whether_an_exit_is_a_failure() -> None:
 
     assert local("exit 3", kind=Forgiving, max_restarts=3).run().state is WorkerState.SUCCEEDED
     assert len(list(Path("logs").glob("*/attempt_*"))) == 1
+
+
+def test_failures_that_a_hook_returns_describe_the_restart(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Monitoring(LocalElasticAgent):
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            return super()._monitor_workers(worker_group)
+
+    script = "[ $RANK-$TORCHELASTIC_RESTART_COUNT = 1-0 ] && exit 3; exec true"
+    agent = local(
+        script, kind=Monitoring, local_world_size=2, max_restarts=1, monitor_interval=0.01
+    )
+    stops: list[object] = []
+    agent.observers.add(stops.append)
+    assert agent.run().state is WorkerState.SUCCEEDED
+    assert [one.reason for one in stops if isinstance(one, GenerationStopping)] == [
+        StopReason.WORKER_FAILED,
+        StopReason.SUCCEEDED,
+    ]
+    [restart] = caplog.messages
+    assert restart.startswith("rank 1 (pid ")
+
+
+def test_job_of_an_agent_with_hooks_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as runtime_folder:  # A socket's path must be short.
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime_folder)
+        agent = local(f"{sys.executable} -m holdfast ps > seen", kind=Hooked)
+        assert agent.run().state is WorkerState.SUCCEEDED
+    [_, row] = Path("seen").read_text().splitlines()
+    assert row.split()[:2] == ["job", "running"]
 
 
 def test_start_and_stop_hooks_are_called() -> None:

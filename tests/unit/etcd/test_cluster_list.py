@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.core.protocol import PROTOCOL_VERSION
+from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.errors import UsageError
 from holdfast.etcd.cluster_list import (
     DEFAULT_PORT,

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from holdfast.core.etcd.cluster import Bootstrap, Empty, Serving
-from holdfast.core.protocol import PROTOCOL_VERSION
+from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.etcd.cluster_list import RECORD, ClusterRecord
 from holdfast.etcd.probe import (
     PROBE_BYTES_MAX,

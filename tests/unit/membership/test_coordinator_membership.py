@@ -6,8 +6,6 @@ import asyncio
 import random
 import select
 import socket
-import subprocess
-import sys
 import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -350,35 +348,3 @@ def test_nodes_of_other_jobs_are_reported_at_the_end(
             eventually(lambda: same.view is not None)
             host.close(drain_s=0)
             assert any("2 nodes" in line and host.where in line for line in notices)
-
-
-IMPORTS_AHEAD = """
-import socket, sys, time
-from holdfast.membership.coordinator import CoordinatorMembership
-from holdfast.core.job_settings import (JobSettings)
-from holdfast.core.protocol import (NodeInfo)
-from holdfast.core.session import SessionTimeouts
-
-with socket.create_server(("127.0.0.1", 0)) as taken:
-    connection = CoordinatorMembership(
-        *taken.getsockname(),
-        run_id="job",
-        info=NodeInfo(node="one", incarnation=1),
-        settings=JobSettings(min_nodes=1, max_nodes=1),
-        timeouts=SessionTimeouts(),
-        is_host=None,
-        token=None,
-        tls=None,
-    )
-    connection.start()
-    assert "holdfast.coordinator.server" not in sys.modules
-    deadline = time.monotonic() + 20
-    while "holdfast.coordinator.server" not in sys.modules and time.monotonic() < deadline:
-        time.sleep(0.05)
-    connection.close()
-assert "holdfast.coordinator.server" in sys.modules
-"""
-
-
-def test_possible_successor_imports_the_server_early() -> None:
-    subprocess.run([sys.executable, "-c", IMPORTS_AHEAD], check=True, timeout=60)

@@ -186,3 +186,20 @@ async def test_silent_connections_do_not_keep_a_watcher_out(
         port.close()
         for _, writer in silent:
             writer.close()
+
+
+@in_loop
+async def test_control_client_that_nobody_serves_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agent_port, "SERVE_S", 0.0)
+    port = opened(control=ON, shows_presence=False)
+    try:
+        reader, writer = await asyncio.open_connection(HERE, port.number)
+        writer.write(b"as many bytes as a request for presence has")
+        async with asyncio.timeout(PATIENCE_S):
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        writer.close()
+    finally:
+        port.close()

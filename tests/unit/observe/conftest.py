@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast import console
+from holdfast import console, observe
 from holdfast.observe.events import destinations
 from holdfast.observe.metrics import metric_handlers, metric_recorder
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def nothing_configured() -> Iterator[None]:
     yield
-    tables = (destinations._configured, destinations._found)
+    tables = (observe.configured, destinations._found)
     added = [safe for _, safe in destinations._added.values()]
     for safe in [one for table in tables for one in table.values()] + added:
         safe.close(5.0)

@@ -12,12 +12,12 @@ import pytest
 from timer_fakes import WAIT_S, Record, drive, run_python, sleeping
 
 from holdfast.timers import pipe, timer_server
-from holdfast.timers.reaper import REPORT_ROUNDS_MAX, Reaper, send_signal
+from holdfast.timers.reaper import REPORT_ROUNDS_MAX, Reaper, fatal_of, send_signal
 from holdfast.timers.timer_requests import NAMED_MAX, FileTimerRequest
 from holdfast.timers.timer_server import KILL_AGAIN_S, KILLS_MAX, FileTimerServer, ServerThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     Make = Callable[..., FileTimerServer]
@@ -269,6 +269,17 @@ def reaper(record: Record, ours: bool = True) -> Reaper:
     return Reaper(lambda _: ours, dump=record.dump, kill=record.kill, report=record.report)
 
 
+def expire(
+    one: Reaper,
+    late: Mapping[int, Sequence[FileTimerRequest]],
+    more: Callable[[], Mapping[int, Sequence[FileTimerRequest]]] | None = None,
+) -> None:
+    """Report, dump and signal late processes."""
+    for pid, requests in one.report_and_dump(late, more=more).items():
+        fatal = fatal_of(requests)
+        assert fatal is None or one.send(pid, fatal.signal, requests)
+
+
 def late(pid: int, *timers: tuple[str, int]) -> dict[int, list[FileTimerRequest]]:
     return {pid: [FileTimerRequest(pid, scope, 1.0, signum) for scope, signum in timers]}
 
@@ -277,7 +288,7 @@ def test_first_timer_with_a_signal_decides() -> None:
     record = Record(dump_fails=True)  # The worker is killed even if the dump fails.
     with sleeping() as child:
         found = late(child.pid, ("a", 0), ("b", -1), ("c", 15), ("d", 9))
-        assert reaper(record).expire(found) == []
+        expire(reaper(record), found)
         assert child.wait() == -15
     assert record.log[:3] == [f"timer expired: {scope}" for scope in "abc"]
     assert record.log[-1] == "kill worker process: c"
@@ -295,7 +306,7 @@ def test_only_own_workers_are_signalled(
         for pid, ours in (
             (child.pid, False), (os.getpid(), True), (0, True), (-1, True), (zombie.pid, True),
         ):  # fmt: skip
-            assert reaper(record, ours).expire(late(pid, ("a", 9))) == []
+            expire(reaper(record, ours), late(pid, ("a", 9)))
         assert child.poll() is None
     assert record.log == []
     send_signal(zombie.pid, signal.SIGKILL)  # It no longer exists.
@@ -312,9 +323,9 @@ def test_dumps_run_in_parallel_or_sequentially_without_threads(
     with sleeping() as first, sleeping() as second:
         both = late(first.pid, ("a", 0)) | late(second.pid, ("a", 0))
         together = Reaper(lambda _: True, dump=lambda _: at_once.wait(WAIT_S))
-        assert together.expire(both) == []
+        expire(together, both)
         monkeypatch.setattr(threading.Thread, "start", refuse)
-        assert reaper(record).expire(both) == []
+        expire(reaper(record), both)
     assert not at_once.broken
     assert record.log[2:] == [f"dump {first.pid}", f"dump {second.pid}"]
 
@@ -323,6 +334,6 @@ def test_search_for_late_workers_is_bounded() -> None:
     record = Record()
     with sleeping() as child:
         found = [late(child.pid, ("a", 0))] * REPORT_ROUNDS_MAX
-        assert reaper(record).expire(found.pop(), more=found.pop) == []
+        expire(reaper(record), found.pop(), found.pop)
     assert found == []
     assert record.log == killed(child.pid, "a")[:2] * REPORT_ROUNDS_MAX

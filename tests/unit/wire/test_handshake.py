@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from holdfast.core.protocol import PROTOCOL_VERSION
+from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.errors import InternalError
+from holdfast.wire import handshake
 from holdfast.wire.frames import FrameReader
 from holdfast.wire.handshake import (
     JOB_TOKEN_PREFIX,
@@ -25,7 +26,6 @@ from holdfast.wire.messages import (
     Goodbye,
     Hello,
     Proof,
-    Refusal,
     Welcome,
     decode,
     encode,
@@ -83,14 +83,21 @@ def test_finished_handshake_accepts_no_message() -> None:
 
 
 @pytest.mark.parametrize("token", [None, TOKEN])
-def test_server_refuses_client_of_another_version_in_one_line(token: bytes | None) -> None:
-    hello = Hello(version=PROTOCOL_VERSION + 1, nonce=random_nonce())
-    with pytest.raises(HandshakeRefused, match="install the same Holdfast on both sides") as raised:
-        ServerHandshake(token).receive(encode(hello))
-    assert raised.value.permanent
-    told = message_in(raised.value.reply)
-    assert isinstance(told, Refusal)
-    assert told.why == raised.value.why
+def test_client_of_another_version_gives_up_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, token: bytes | None
+) -> None:
+    monkeypatch.setattr(handshake, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+    client, server = ClientHandshake(token), ServerHandshake(token)
+    proof = client.receive(body_in(server.receive(body_in(client.start()))))
+    with pytest.raises(HandshakeRefused) as refused:
+        server.receive(body_in(proof))
+    with pytest.raises(HandshakeRefused) as told:
+        client.receive(taken_by(client, refused.value.reply))
+    assert told.value.permanent
+    assert told.value.why == (
+        f"the coordinator refused: the client speaks protocol version {PROTOCOL_VERSION}, the "
+        f"coordinator {PROTOCOL_VERSION + 1}: install the same Holdfast on both sides"
+    )
 
 
 def test_each_side_learns_why_the_other_ended_the_handshake() -> None:

@@ -28,8 +28,6 @@ from msgspec import Meta
 from holdfast.core.bounded import MALFORMED, Name, Port
 from holdfast.core.etcd.calls import Get, ReportUnreadable, end_of_prefix
 from holdfast.core.protocol import (
-    PROTOCOL_VERSION,
-    SAME_VERSION,
     ControlPort,
     Status,
     View,
@@ -38,6 +36,7 @@ from holdfast.core.protocol import (
     sanitized_view,
 )
 from holdfast.core.rounds import Job, sanitized_job
+from holdfast.defaults import PROTOCOL_VERSION, SAME_VERSION
 from holdfast.printable import quoted
 
 if TYPE_CHECKING:

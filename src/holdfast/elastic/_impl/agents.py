@@ -12,7 +12,8 @@ determine how its agents run:
 - `_invoke_run`: the subclass's own loop, which calls these methods;
 - `run`: the subclass does everything.
 
-If the loop is not `AgentLoop`, the machine stays idle, and a signal raises `SignalException`.
+If the loop is not `AgentLoop`, the machine stays idle: it only decides about expired timers and blocked
+workers. A signal raises `SignalException`.
 """
 
 from __future__ import annotations
@@ -33,9 +34,8 @@ from holdfast.agent.loop import AgentLoop, LoopSettings, log_restart
 from holdfast.agent.polled_job import PolledJob
 from holdfast.agent.spec import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerState
 from holdfast.agent.worker_processes import ProcessSettings, StopOrder, WorkerProcesses
-from holdfast.core import supervision
 from holdfast.core.policy import RestartBudget
-from holdfast.core.supervision import State, StopReason, Supervision, stuck_for
+from holdfast.core.supervision import State, StopReason, Supervision
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
 from holdfast.elastic._impl.hooked_workers import HOOKS, HookedWorkers
 from holdfast.errors import InternalError
@@ -149,7 +149,9 @@ class SimpleElasticAgent(ElasticAgent):
         if self._has_own_loop:
             spec = group.spec
             self._machine = self._reporter.machine = Supervision(
-                local_world_size=spec.local_world_size, max_restarts=spec.max_restarts
+                local_world_size=spec.local_world_size,
+                max_restarts=spec.max_restarts,
+                stuck_limit_s=self._stuck_limit_s,
             )
             self._job = PolledJob(
                 group, self._machine, self._reporter, exit_barrier_s=self._exit_barrier_timeout
@@ -542,7 +544,6 @@ class LocalElasticAgent(SimpleElasticAgent):
     ) -> None:
         self._logs_specs = logs_specs
         self._foreign: Any = None  # A foreign context that a subclass has set.
-        self._blocked: dict[int, tuple[float, int]] = {}
         self._make(
             WorkerGroup(spec),
             ProcessSettings(
@@ -578,7 +579,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         given: Environments = self._processes.environments(order)
         self._setup_local_watchdog(given.envs)
         self._setup_healthcheck()
-        self._blocked.clear()
+        self._machine.forget_workers()
         return dict(self._processes.launch(order, given, self._loop.busy))
 
     def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
@@ -651,13 +652,13 @@ class LocalElasticAgent(SimpleElasticAgent):
                 f"({sorted(context.pids().values())})"
             )
             return RunResult(WorkerState.UNKNOWN)
-        stuck = self._act_on_detections()
+        self._loop.handle_detections()
         result = context.wait(0)
         if isinstance(context, PContext) and result is None:
             if context.first_failure() or context.all_ended():
                 result = context.wait()  # Until the others have exited.
-            elif stuck:
-                console.error(stuck)
+            elif self._machine.find_stuck(time.monotonic()):
+                console.error(self._machine.unhealthy)
                 self._remaining_restarts = 0
                 return RunResult(WorkerState.UNHEALTHY)
         if result is None:
@@ -666,23 +667,3 @@ class LocalElasticAgent(SimpleElasticAgent):
             for failure in result.failures.values():
                 self._processes.explain(failure)
         return self._processes.outcome(result)
-
-    def _act_on_detections(self) -> str:
-        """Handle timers and blocked workers, because the supervision is idle; return why one is stuck."""
-        now, limit_s = time.monotonic(), self._stuck_limit_s
-        watchdogs = self._side_services.watchdogs
-        self._side_services.look(now)
-        for event in self._side_services.take_events():
-            match event:
-                case supervision.TimersExpired(timers):
-                    for one in watchdogs.dump(timers):
-                        watchdogs.signal(one.pid, one.signum)
-                case supervision.WorkerBlocked(_, rank, pid):
-                    self._blocked[rank] = (now, pid)
-                case supervision.WorkerUnblocked(_, rank):
-                    self._blocked.pop(rank, None)
-        for rank, (since, pid) in sorted(self._blocked.items()):
-            if limit_s is not None and now - since >= limit_s:
-                self._machine.stuck[rank] = stuck_for(now - since, limit_s)
-                return f"worker {rank} (pid {pid}) {self._machine.stuck[rank]}"
-        return ""

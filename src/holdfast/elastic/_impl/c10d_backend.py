@@ -22,12 +22,12 @@ from holdfast.rendezvous.backend_handler import RendezvousBackend, Token
 from holdfast.rendezvous.file_backend import job_store
 from holdfast.rendezvous.rendezvous_errors import RendezvousConnectionError, RendezvousStateError
 from holdfast.store.store_errors import DistError
+from holdfast.store.tcp.store_client import TCPStore
 
 if TYPE_CHECKING:
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
     from holdfast.store.file_store import FileStore
     from holdfast.store.store_interface import ComparingStore
-    from holdfast.store.tcp.store_client import TCPStore
 
 DEFAULT_PORT = 29400
 DEFAULT_READ_TIMEOUT_S = 60.0
@@ -138,8 +138,6 @@ def _file_store(params: RendezvousParameters) -> FileStore:
 
 
 def _tcp_store(params: RendezvousParameters) -> TCPStore:
-    from holdfast.store.tcp.store_client import TCPStore
-
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
     seconds = params.get_as_seconds("read_timeout", DEFAULT_READ_TIMEOUT_S)
     timeout = timedelta(seconds=seconds or DEFAULT_READ_TIMEOUT_S)

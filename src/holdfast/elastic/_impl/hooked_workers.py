@@ -12,6 +12,7 @@ from holdfast.agent.spec import RunResult, WorkerState
 from holdfast.core import supervision
 from holdfast.core.supervision import State, StopReason
 from holdfast.errors import InternalError
+from holdfast.processes.failures.failure import ChildFailedError
 from holdfast.processes.poll import min_of
 from holdfast.processes.signals import as_enum
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from holdfast.agent.worker_processes import StartOrder, StopOrder, WorkerProcesses
     from holdfast.core.machine import Event
     from holdfast.elastic._impl.agents import SimpleElasticAgent
+    from holdfast.processes.failures.failure import ProcessFailure
 
 
 class HookedWorkers:
@@ -43,7 +45,6 @@ class HookedWorkers:
         self.prepare = processes.prepare
         self.kill = processes.kill
         self.descriptors = processes.descriptors
-        self.failures_so_far = processes.failures_so_far
         self.settle = processes.settle
         self.await_keeper = processes.await_keeper
 
@@ -54,6 +55,9 @@ class HookedWorkers:
     @property
     def is_active(self) -> bool:
         return self._processes.is_active
+
+    def failures_so_far(self) -> dict[int, ProcessFailure]:
+        return self.result.failures or self._processes.failures_so_far()
 
     def start(self, order: StartOrder, busy: Busy) -> Mapping[int, object]:
         del order, busy  # The agent's own `_start_workers` reads both from the loop.
@@ -105,6 +109,14 @@ class HookedWorkers:
             ]
         if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
             why, retryable = result.state.name.lower(), agent._restarts_wanted
+            if result.is_failed() and result.failures:
+                first, _ = ChildFailedError("", result.failures).get_first_failure()
+                rank = first - group.workers[0].global_rank
+                if rank in machine.running:
+                    generation = machine.generation
+                    return [
+                        supervision.WorkerExited(generation, rank, failed=True, retryable=retryable)
+                    ]
             return [supervision.WorkersUnhealthy(machine.generation, why, retryable)]
         raise InternalError(
             f"_monitor_workers returned the state {result.state.name}",

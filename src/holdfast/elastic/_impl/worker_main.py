@@ -15,6 +15,7 @@ import os
 from functools import wraps
 from typing import TYPE_CHECKING
 
+from holdfast.elastic._impl.worker_server import WorkerServer
 from holdfast.processes.failures.error_file import record
 from holdfast.processes.worker_socket import socket_path
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
     from typing import Literal, ParamSpec, TypeVar
-
-    from holdfast.elastic._impl.worker_server import WorkerServer
 
     P = ParamSpec("P")
     R = TypeVar("R")
@@ -79,8 +78,6 @@ def start_server() -> WorkerServer | None:
     place = socket_path(os.environ)
     if not place:
         return None
-    from holdfast.elastic._impl.worker_server import WorkerServer
-
     return WorkerServer(place)
 
 

@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import sys
 import time
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import UsageError
+from holdfast.observe import configured, event_checks
 from holdfast.observe.background import BackgroundHandler
 from holdfast.observe.events.event_handlers import (
     ConsoleEventHandler,
     EventHandler,
     NullEventHandler,
 )
+from holdfast.observe.events.event_otel import OpenTelemetryEventHandler
 from holdfast.observe.events.logging_handlers import LoggingEventHandler, LogHandlerSink
 from holdfast.observe.safe_handler import SafeHandler
 
@@ -39,9 +42,7 @@ GROUP = "holdfast.event_handlers"
 
 def installed_plugins() -> dict[str, Any]:
     """Return the entry points of all plug-ins by name, without loading any."""
-    from importlib.metadata import entry_points
-
-    return {one.name: one for one in entry_points(group=GROUP)}
+    return {one.name: one for one in metadata.entry_points(group=GROUP)}
 
 
 def load_plugin(plugin: Any) -> Any:
@@ -58,7 +59,6 @@ NAMES = ("console", "dynamic_rendezvous", "jsonl", "logging", "null", "otel")
 FLUSH_S = 5.0
 """How long the end of a job waits for handlers of the program and of plug-ins."""
 
-_configured: dict[str, SafeHandler] = {}
 _added: dict[str, tuple[logging.Handler, SafeHandler]] = {}
 _found: dict[str, SafeHandler] = {}
 
@@ -75,15 +75,15 @@ def configure(handler: EventHandler | logging.Handler, destination: str = DEFAUL
     if not destination:
         raise UsageError("events: the name of a destination is empty")
     safe = make_safe(handler, destination)
-    old = _configured.get(destination)
-    _configured[destination] = safe
+    old = configured.get(destination)
+    configured[destination] = safe
     if old is not None:
         old.close(FLUSH_S)
 
 
 def is_configured(destination: str) -> bool:
     """Whether `configure` was called for a destination."""
-    return destination in _configured
+    return destination in configured
 
 
 def is_recorded(destination: str) -> bool:
@@ -91,10 +91,13 @@ def is_recorded(destination: str) -> bool:
     return type(find(destination).handler) is not NullEventHandler
 
 
+event_checks.append(is_recorded)
+
+
 def find(destination: str) -> SafeHandler:
     """Return the handler of a destination; raise `UsageError` without one."""
-    if destination in _configured:
-        return _configured[destination]
+    if destination in configured:
+        return configured[destination]
     added = find_added(destination) if find_added is not None else None
     if added is not None:
         return _make_added_safe(added, destination)
@@ -135,7 +138,7 @@ def make_safe(handler: Any, name: str) -> SafeHandler:
 def flush(limit_s: float = FLUSH_S) -> None:
     """Wait until every handler has the events recorded so far, each for at most `limit_s`."""
     added = [safe for _, safe in _added.values()]
-    for safe in [*_configured.values(), *added, *_found.values()]:
+    for safe in [*configured.values(), *added, *_found.values()]:
         safe.flush(limit_s)
 
 
@@ -148,8 +151,6 @@ def _make(destination: str) -> SafeHandler:
         case "logging":
             return make_safe(LoggingEventHandler(), destination)
         case "otel":
-            from holdfast.observe.events.event_otel import OpenTelemetryEventHandler
-
             return make_safe(OpenTelemetryEventHandler(), destination)
         case "jsonl":
             raise UsageError(
@@ -160,7 +161,7 @@ def _make(destination: str) -> SafeHandler:
     found = installed_plugins()
     if destination in found:
         return make_safe(load_plugin(found[destination]), destination)
-    accepted = sorted({*NAMES, *_configured, *found})
+    accepted = sorted({*NAMES, *configured, *found})
     raise UsageError(f"events: {destination!r} is unknown; accepted: {', '.join(accepted)}")
 
 

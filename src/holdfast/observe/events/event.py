@@ -8,6 +8,7 @@ no type for a value (a date, a path, a tensor), `json` would raise; here the tex
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -170,8 +171,6 @@ class RdzvEvent:
 def _fields_of(event: Any) -> dict[str, Any]:
     if type(event) in (Event, RdzvEvent):
         return {name: getattr(event, name) for name in event.__lazy_fields__}
-    import dataclasses  # A class derived from ours may have fields of its own.
-
     return dataclasses.asdict(event)
 
 

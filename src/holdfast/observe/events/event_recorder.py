@@ -12,11 +12,11 @@ key `metadata` is JSON in a string.
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING
 
-from holdfast.observe import events_wanted, lifecycle
+from holdfast.observe import configured, events_wanted, lifecycle
 from holdfast.observe.background import BackgroundHandler
+from holdfast.observe.events import destinations
 from holdfast.observe.events.event import Event, EventSource, NodeState, RdzvEvent, json_text
 from holdfast.observe.events.event_handlers import LogDirectoryHandler
 
@@ -207,16 +207,12 @@ class RendezvousRecorder:
 
     def close(self) -> None:
         """Wait up to `FLUSH_S` until the handler has received all events."""
-        from holdfast.observe.events import destinations
-
         destinations.find(DESTINATION).flush(destinations.FLUSH_S)
 
     def _record(
         self, message: str, state: NodeState, rank: int | None = None, *, error: str = ""
     ) -> None:
-        from holdfast.observe.events.destinations import record_rdzv_event
-
-        record_rdzv_event(
+        destinations.record_rdzv_event(
             RdzvEvent(
                 name=f"agent:{state.value.lower()}",
                 run_id=self._run_id,
@@ -251,7 +247,7 @@ class JobEvents:
         """
         self._own: list[SafeHandler] = []
         self._shared: list[SafeHandler] = []
-        is_configured = _is_configured(JSON_LINES)
+        is_configured = JSON_LINES in configured
         if folder is not None:
             # In its own thread: the log directory's file system may hang.
             handler = LogDirectoryHandler(folder, events=not is_configured)
@@ -262,8 +258,6 @@ class JobEvents:
             self._share("null")
 
     def _share(self, name: str) -> None:
-        from holdfast.observe.events import destinations
-
         self._shared.append(destinations.find(name))
 
     def record(self, event: Event) -> None:
@@ -282,9 +276,3 @@ class JobEvents:
             handler.close(limit_s)
         for handler in self._shared:
             handler.flush(limit_s)
-
-
-def _is_configured(destination: str) -> bool:
-    """Whether the program configured a destination; only then has it imported that module."""
-    destinations = sys.modules.get("holdfast.observe.events.destinations")
-    return destinations is not None and destinations.is_configured(destination)

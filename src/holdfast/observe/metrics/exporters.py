@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.observe import metrics_wanted
 from holdfast.observe.metrics.job_metrics import JobMetrics
+from holdfast.observe.metrics.metric_otel import start_export
 from holdfast.observe.metrics.metric_recorder import MetricQueues, MetricRecorder
 from holdfast.observe.metrics.prometheus import MetricsEndpoint
 
@@ -74,8 +75,6 @@ def open_exporters(
         endpoint.start()
         exporters.endpoint = endpoint
     if otel_wanted():
-        from holdfast.observe.metrics.metric_otel import start_export
-
         exporters.otel = start_export(metrics.collect)
     observers.add(metrics)
     return exporters

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import namedtuple
 from typing import TYPE_CHECKING
 
+from holdfast.observe import metric_checks
 from holdfast.observe.safe_handler import Faults
 
 if TYPE_CHECKING:
@@ -132,6 +133,9 @@ def getStream(group: str) -> MetricStream:  # noqa: N802 (TorchElastic's name)
 def has_handler() -> bool:
     """Whether a handler other than `NullMetricHandler` is configured."""
     return any(not isinstance(one, NullMetricHandler) for one in (*_default, *_handlers.values()))
+
+
+metric_checks.append(has_handler)
 
 
 def put_metric(metric_name: str, metric_value: int, metric_group: str = DEFAULT_GROUP) -> None:

@@ -19,8 +19,16 @@ It does not judge failures (`failures/failure.py` does). It records neither `Sys
 
 from __future__ import annotations
 
+import faulthandler
+import json
 import os
+import stat
 import sys
+import time
+import traceback
+from functools import wraps
+
+from holdfast import console
 
 TYPE_CHECKING = False  # The name in `typing`, which takes longer to import than this whole module.
 if TYPE_CHECKING:
@@ -51,8 +59,6 @@ class ErrorHandler:
 
     def initialize(self) -> None:
         """Enable the fault handler, which prints the stacks of all threads at a fatal signal."""
-        import faulthandler
-
         try:
             faulthandler.enable(file=_real_stderr(), all_threads=True)
         except Exception as problem:  # noqa: BLE001 (optional: the worker runs without it)
@@ -94,8 +100,6 @@ class ErrorHandler:
         path = self._get_error_file_path()
         if not path:
             return
-        import json
-
         try:
             data = read_error_file(rootcause_error_file)
         except (OSError, ValueError) as problem:
@@ -135,8 +139,6 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
     must do its work in the call: the decorator does not see what a coroutine, generator or context
     manager does later.
     """
-    from functools import wraps
-
     handler = error_handler or get_error_handler()
 
     @wraps(fn)
@@ -186,9 +188,6 @@ def _is_child_failed_error(e: Exception) -> bool:
 
 def error_file_content(e: BaseException) -> bytes:
     """Return the content of the error file for `e`, with the current time, in ASCII."""
-    import json
-    import time
-
     now_ns = time.time_ns()
     extra = {
         "py_callstack": _shortened(_callstack(e)),
@@ -222,8 +221,6 @@ def users_part(tb: TracebackType | None) -> TracebackType | None:
 
 def _callstack(e: BaseException) -> str:
     """Return the traceback as Python prints it, beginning with the user's own frame."""
-    import traceback
-
     try:
         return "".join(traceback.format_exception(type(e), e, users_part(e.__traceback__)))
     except Exception as problem:  # noqa: BLE001 (an odd exception can break its own formatting)
@@ -244,8 +241,6 @@ def read_error_file(path: str) -> dict[str, Any]:
     Raises OSError if the file cannot be read. Raises ValueError (or `json`'s subclass of it), with the
     reason in one line, if the file is not one JSON object of at most `ERROR_FILE_BYTES_MAX`.
     """
-    import json
-
     with open(path, "rb") as file:
         content = file.read(ERROR_FILE_BYTES_MAX + 1)
     if len(content) > ERROR_FILE_BYTES_MAX:
@@ -270,8 +265,6 @@ def write_whole(path: str, content: bytes) -> None:
 
     A path that is not a regular file (`/dev/null`, a pipe) is written to and never replaced.
     """
-    import stat
-
     place = os.path.realpath(path)  # A symbolic link stays one.
     try:
         is_special = not stat.S_ISREG(os.stat(place).st_mode)
@@ -298,8 +291,6 @@ def write_whole(path: str, content: bytes) -> None:
 def _complain(text: str) -> None:
     """Print one line on standard error; never raise."""
     try:
-        from holdfast import console
-
         console.warning(" ".join(text.split()))
     except Exception:  # noqa: BLE001 (out of stack, memory or standard error)
         try:

@@ -27,6 +27,7 @@ from holdfast.store.tcp.channel import (
     InvalidResponse,
     WaitTimedOut,
 )
+from holdfast.store.tcp.embedded import serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -76,8 +77,6 @@ class TCPStore:
             raise ValueError(f"port: {port} is not a valid port; accepted: 0 to {PORT_MAX}")
         server = None
         if is_master:
-            from holdfast.store.tcp.embedded import serve
-
             server = serve(host_name, port, shared=multi_tenant, listen_fd=master_listen_fd)
         # torch passes a negative number for an unknown size.
         counted = world_size if wait_for_workers and world_size and world_size > 0 else 0

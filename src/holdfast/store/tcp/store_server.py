@@ -25,6 +25,7 @@ from holdfast.store.tcp import tcp_protocol
 from holdfast.store.tcp.embedded import PRIVATE
 from holdfast.store.tcp.host_admission import HELD_PART, HELD_S, HostAdmission
 from holdfast.store.tcp.tcp_protocol import GET, QUEUE_POP, WAIT, Requests
+from holdfast.wire.store_proof import ATTEST, FORWARD, StoreProof
 from holdfast.wire.wire_errors import ProofRefused, WireError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from holdfast.store.key_space import Share
     from holdfast.store.tcp.embedded import Access
-    from holdfast.wire.store_proof import SealedStream, StoreProof
+    from holdfast.wire.store_proof import SealedStream
 
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024
 """The limit of one response: a small request may read the same value many times."""
@@ -554,8 +555,6 @@ class ServingLoop:
         if not access.key:
             self._disconnect(connection, "this store accepts no proof")
             return
-        from holdfast.wire.store_proof import ATTEST, FORWARD, StoreProof
-
         purpose = FORWARD if access.mode == PRIVATE else ATTEST
         connection.proof = StoreProof(access.key, access.generation, purpose)
         connection.greet = self._prove

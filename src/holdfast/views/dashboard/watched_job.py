@@ -18,6 +18,7 @@ from holdfast.control.stack_groups import grouped
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.printable import visible
 from holdfast.views.dashboard.broadcast import Broadcast
+from holdfast.views.report import model, records
 from holdfast.wire.control import GREP_CHARS_MAX, LogLines, LogsQuery
 
 if TYPE_CHECKING:
@@ -294,8 +295,6 @@ def _spans(job: LiveJob) -> list[dict[str, Any]]:
 
 
 def _read_failures(folders: Sequence[str]) -> tuple[list[Failure], str]:
-    from holdfast.views.report import model, records
-
     try:
         jobs = records.jobs_in(records.read(list(folders), lambda _text: None))
         for run in jobs[0]:
