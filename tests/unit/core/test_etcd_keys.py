@@ -82,7 +82,7 @@ def test_keys_are_as_documented(prefix: str) -> None:
 
 
 @given(st.binary(max_size=4), st.binary(min_size=1, max_size=5))
-def test_the_end_of_a_prefix_is_exclusive(prefix: bytes, key: bytes) -> None:
+def test_range_end_of_a_prefix_excludes_other_keys(prefix: bytes, key: bytes) -> None:
     assert in_range(key, prefix or b"\0", end_of_prefix(prefix)) == key.startswith(prefix)
 
 

@@ -325,7 +325,7 @@ def test_a_status_reported_during_a_call_is_stored_right_after_it() -> None:
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_an_unavailable_store_is_given_up_once_after_time_awake(hangs: bool) -> None:
+def test_unavailable_store_is_abandoned_once_after_awake_time(hangs: bool) -> None:
     cluster, one, _ = pair(away_s=30.0)
     if hangs:
         assert one.session.handle(cluster.now, RefreshRequested()) == [ReadState()]
