@@ -96,7 +96,7 @@ def test_next_round_has_a_new_store_and_port(nodes: Nodes) -> None:
     assert one.num_nodes_waiting() == other.num_nodes_waiting() == 0
 
 
-def test_joining_and_leaving_nodes_are_noticed(nodes: Nodes) -> None:
+def test_handler_reports_joining_and_leaving_nodes(nodes: Nodes) -> None:
     first, late = nodes.add(1, 2), nodes.add(1, 2)
     assert first.next_rendezvous().world_size == 1
     with ThreadPoolExecutor() as pool:
@@ -132,7 +132,7 @@ def test_close_ends_the_job_for_all_nodes(nodes: Nodes) -> None:
             node.next_rendezvous()
 
 
-def test_standby_outlasts_the_join_timeout_and_exits_with_success(nodes: Nodes) -> None:
+def test_standby_waits_beyond_the_join_timeout_and_exits_with_success(nodes: Nodes) -> None:
     member, spare = nodes.add(1, 1), nodes.add(1, 1, join_timeout=1)
     member.next_rendezvous()
     with ThreadPoolExecutor() as pool:

@@ -115,7 +115,7 @@ def test_old_token_is_rejected(backend: RendezvousBackend) -> None:
     assert backend.get_state() == (b"two", new)
 
 
-def test_loser_continues_with_the_returned_state(backend: RendezvousBackend) -> None:
+def test_rejected_writer_continues_with_the_returned_state(backend: RendezvousBackend) -> None:
     old = won(backend, b"one")
     won(backend, b"two", old)
     shown = backend.set_state(b"three", old)

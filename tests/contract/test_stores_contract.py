@@ -274,7 +274,7 @@ def test_default_timeout_of_the_store_applies(store: Any, how: str) -> None:
 
 
 @over(ALL, without="extended api")
-def test_store_has_the_extended_calls(store: Any) -> None:
+def test_store_implements_the_extended_calls(store: Any) -> None:
     assert store.has_extended_api()
 
 
@@ -409,7 +409,7 @@ def test_prefix_store_has_queues(store: Any) -> None:
 
 
 @over(["FileStore"])
-def test_torchs_file_store_still_has_its_gaps(store: Any) -> None:
+def test_torchs_file_store_still_lacks_the_extended_calls(store: Any) -> None:
     """If this fails, an entry of `GAPS` is no longer needed."""
     with pytest.raises(NotImplementedError):
         store.queue_len("queue")

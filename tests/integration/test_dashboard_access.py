@@ -61,7 +61,7 @@ def test_token_file_is_private_and_temporary(job: Served) -> None:
         assert one.stop() == 130
 
 
-def test_job_needs_a_session(dashboard: Dashboard, job: Served) -> None:
+def test_job_is_shown_only_to_a_session(dashboard: Dashboard, job: Served) -> None:
     for path in PAGES:
         for cookie in ("", f"holdfast-{dashboard.port}=x", dashboard.cookie.replace("-", "_")):
             answer = dashboard.send("GET", path, {"Cookie": cookie})
@@ -81,7 +81,7 @@ def test_cookie_is_restricted_to_this_server(dashboard: Dashboard) -> None:
     assert dashboard.send("GET", "/session", {"Cookie": twice}).status == 401
 
 
-def test_every_response_has_the_policy(dashboard: Dashboard) -> None:
+def test_every_response_has_the_content_security_policy(dashboard: Dashboard) -> None:
     answers = [
         dashboard.get("/"),
         dashboard.get("/dashboard.css"),
@@ -114,7 +114,9 @@ def test_every_response_has_the_policy(dashboard: Dashboard) -> None:
         {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
     ],
 )
-def test_another_site_reads_nothing(dashboard: Dashboard, headers: dict[str, str]) -> None:
+def test_dashboard_rejects_reads_from_another_site(
+    dashboard: Dashboard, headers: dict[str, str]
+) -> None:
     assert dashboard.get("/session", headers).status == 421
 
 
@@ -142,7 +144,7 @@ def test_link_from_another_site_opens_the_page(dashboard: Dashboard) -> None:
         ({"Host": "evil.example", "Origin": "http://evil.example"}, 421),
     ],
 )
-def test_another_site_changes_nothing(
+def test_dashboard_rejects_changes_from_another_site(
     dashboard: Dashboard, headers: dict[str, str], status: int
 ) -> None:
     for path in ("/action", "/stacks", "/logout"):

@@ -93,7 +93,7 @@ class Shots:
             page.screenshot(path=Path(self.folder, f"{name}.png"))
 
 
-def test_every_view_and_action_works(
+def test_dashboard_views_and_actions_work(
     tmp_path: Path, browser: Browser, request: pytest.FixtureRequest
 ) -> None:
     shots = Shots(str(request.config.getoption("--screenshots")))
@@ -265,7 +265,7 @@ def span(chart: Locator) -> float:
 
 
 @pytest.mark.parametrize("count", [1_000, 10_000])
-def test_map_shows_every_rank(
+def test_rank_map_shows_every_rank(
     tmp_path: Path, browser: Browser, count: int, request: pytest.FixtureRequest
 ) -> None:
     command = (sys.executable, large_dashboard.__file__, str(count))

@@ -90,7 +90,7 @@ def test_waiting_agent_is_alive_and_not_ready(tmp_path: Path) -> None:
         assert team.codes() == {"a": 0, "b": 0}
 
 
-def test_stopped_agent_answers_no_probe(tmp_path: Path) -> None:
+def test_stopped_agent_does_not_respond_to_probes(tmp_path: Path) -> None:
     with ObservedJob(tmp_path, "tell('up'); obey()", env=PROBED) as job:
         port = int(job.prints(AT_PORT))
         worker = job.news.take(1)["up"]

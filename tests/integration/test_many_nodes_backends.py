@@ -69,7 +69,7 @@ def test_node_rank_out_of_range_is_refused(tmp_path: Path, rank: str) -> None:
         assert "--node-rank" in said
 
 
-def test_nodes_meet_over_ipv6(tmp_path: Path) -> None:
+def test_nodes_form_a_round_over_ipv6(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2:3", host="::1") as cluster:
         cluster.start_host("a")
         cluster.start("b")
@@ -82,7 +82,7 @@ def test_nodes_meet_over_ipv6(tmp_path: Path) -> None:
         assert cluster.codes() == {"a": 0, "b": KILLED, "c": 0}
 
 
-def test_nodes_meet_at_a_name(tmp_path: Path) -> None:
+def test_nodes_form_a_round_at_a_host_name(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2", host="localhost") as cluster:
         cluster.start_all("a", "b")
         for start in cluster.generation(2).values():

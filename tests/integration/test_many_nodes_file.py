@@ -40,7 +40,7 @@ def number_of(state: Path) -> int:
     return int(state.suffix[1:])
 
 
-def test_joins_and_losses_reach_all_nodes(tmp_path: Path) -> None:
+def test_nodes_in_a_shared_folder_learn_of_joins_and_losses(tmp_path: Path) -> None:
     with in_a_folder(tmp_path, "2:3", "--max-restarts=0") as cluster:
         cluster.start_all("a", "b")
         first = cluster.generation(2)
@@ -131,7 +131,7 @@ def test_agent_exits_when_the_folder_stays_unreachable(tmp_path: Path) -> None:
         assert "Not a directory" in said
 
 
-def test_agent_replaces_a_dead_one_of_its_name_but_not_a_live_one(tmp_path: Path) -> None:
+def test_agent_replaces_a_dead_agent_with_its_id_but_not_a_live_one(tmp_path: Path) -> None:
     """If no other node can detect the loss, it does so itself."""
     with in_a_folder(tmp_path, "1:2", conf=f"{QUICK_TO_NOTICE},node_id=twin") as cluster:
         cluster.start("old")

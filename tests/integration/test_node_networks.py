@@ -137,7 +137,7 @@ def test_cut_off_node_stops_its_workers_before_they_are_replaced(
 
 
 @pytest.mark.parametrize("direction", ["to the coordinator", "from the coordinator"])
-def test_cut_of_one_direction_loses_the_node(
+def test_node_cut_off_in_one_direction_is_lost(
     tmp_path: Path, network: Network, direction: str
 ) -> None:
     ways = (2, 0) if direction == "to the coordinator" else (0, 2)

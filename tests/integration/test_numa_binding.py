@@ -83,11 +83,11 @@ def written() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_functions_are_bound(method: str) -> None:
+def test_function_workers_are_bound_to_cpus(method: str) -> None:
     assert launch(where_it_runs, start_method=method) == {0: [SECOND], 1: [FIRST]}
 
 
-def test_programs_are_bound() -> None:
+def test_command_workers_are_bound_to_cpus() -> None:
     launch(sys.executable, "-c", SCRIPT)
     assert written() == {"0": f"cold {SECOND}\n", "1": f"cold {FIRST}\n"}
 

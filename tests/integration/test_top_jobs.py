@@ -203,7 +203,7 @@ async def found(pid: int) -> str:
             await asyncio.sleep(0.05)
 
 
-def test_terminal_is_restored(tmp_path: Path) -> None:
+def test_top_restores_the_terminal(tmp_path: Path) -> None:
     with Job(tmp_path, "tell('up')\nforever()") as job:
         job.news.take(1)
         run_id = asyncio.run(found(job.agent.pid))
@@ -223,7 +223,7 @@ def test_terminal_is_restored(tmp_path: Path) -> None:
         assert job.agent.poll() is None
 
 
-def test_missing_terminal_or_textual_is_one_line(tmp_path: Path) -> None:
+def test_missing_terminal_or_textual_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "textual").mkdir()
     (tmp_path / "textual" / "__init__.py").write_text(
         "raise ModuleNotFoundError(\"No module named 'textual'\", name='textual')"

@@ -135,7 +135,7 @@ def test_all_torch_names_exist(worker: Worker) -> None:
     assert set(json.loads(ours[2])) == set(json.loads(theirs[2]))
 
 
-def test_both_servers_show_the_workers_stack(worker: Worker) -> None:
+def test_stack_of_the_worker_is_shown_by_both_servers(worker: Worker) -> None:
     for path in (worker.theirs, worker.ours):
         status, kind, text = asked(path, "POST", "/handler/dump_traceback")
         assert (status, kind) == (200, "text/plain")

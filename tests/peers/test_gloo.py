@@ -32,7 +32,7 @@ dist.destroy_process_group()
     ("flags", "workers"),
     [("", 4), ("--standalone", 2), ("--nnodes 1", 2), ("--master-port PORT", 2)],
 )
-def test_gloo_runs(flags: str, workers: int, launchers: Launchers) -> None:
+def test_gloo_processes_exchange_data(flags: str, workers: int, launchers: Launchers) -> None:
     launchers.script("gloo.py", GLOO)
     line = [*flags.replace("PORT", str(free_port())).split(), f"--nproc-per-node={workers}"]
     outcome = launchers.holdfast([*line, "../gloo.py"])

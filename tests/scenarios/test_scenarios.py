@@ -63,7 +63,7 @@ def name_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_transcript(path: Path, pytestconfig: pytest.Config) -> None:
+def test_machine_produces_the_recorded_transcript(path: Path, pytestconfig: pytest.Config) -> None:
     written = path.read_text()
     happened = Transcript(written).replayed(PLAYERS[path.parent.name]())
     if pytestconfig.getoption("rewrite_scenarios"):

@@ -77,7 +77,7 @@ class DropsNeededData(ClusterMember):
 
 
 @pytest.mark.parametrize("broken", [RejoinsWithoutData, DropsNeededData])
-def test_a_broken_rule_of_members_is_detected_with_nodes(broken: type[ClusterMember]) -> None:
+def test_broken_member_rule_is_detected_in_a_job_with_nodes(broken: type[ClusterMember]) -> None:
     machines = Machines(cluster_member=broken)
     runs = (
         simulate(seed, nodes=3, profile="majorities", driver="etcd", machines=machines)

@@ -32,14 +32,14 @@ def traces(hash_seed: str) -> str:
     ).stdout
 
 
-def test_hash_seeds_change_nothing() -> None:
+def test_hash_seed_does_not_change_a_run() -> None:
     first = traces("1")
     assert first == traces("4242")
     assert len(set(first.splitlines())) == len(DRIVERS) * len(PROFILES)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_another_seed_is_another_run(profile: str) -> None:
+def test_different_seeds_give_different_runs(profile: str) -> None:
     one, same, other = (simulate(seed, nodes=4, profile=profile) for seed in (3, 3, 4))
     assert (one.digest, one.steps) == (same.digest, same.steps)
     assert one.digest != other.digest

@@ -79,7 +79,7 @@ def test_a_failure_can_be_followed_to_the_restart_on_every_node(steps: list[Step
     assert stopped == started == nodes
 
 
-def test_a_step_is_one_line(steps: list[Step]) -> None:
+def test_each_step_of_a_story_is_one_line(steps: list[Step]) -> None:
     for step in steps:
         assert str(step).isprintable()
         assert len(str(step)) < 200 * (2 + NODES)

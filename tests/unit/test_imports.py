@@ -56,7 +56,7 @@ def command(*words: str) -> str:
     )
 
 
-def test_the_check_sees_a_heavy_module() -> None:
+def test_heavy_import_is_detected() -> None:
     assert heavy_among(loaded_by("import asyncio.events")) >= {"asyncio"}
     assert heavy_among({"jsonpatch", "torchaudio"}) == set()
 

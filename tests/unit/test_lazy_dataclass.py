@@ -83,7 +83,7 @@ def test_text_and_comparison_are_those_of_a_data_class() -> None:
     assert Box.__hash__ is None
 
 
-def test_it_is_a_data_class_to_the_dataclasses_module() -> None:
+def test_dataclasses_module_recognizes_it() -> None:
     box = Box("a", parts=["x"])
     assert dataclasses.is_dataclass(Box)
     assert dataclasses.is_dataclass(box)
@@ -93,7 +93,7 @@ def test_it_is_a_data_class_to_the_dataclasses_module() -> None:
     assert repr(Box.__dataclass_params__) == repr(Real.__dataclass_params__)  # type: ignore[attr-defined]
 
 
-def test_a_data_class_can_be_derived() -> None:
+def test_data_class_can_be_derived_from_it() -> None:
     assert described(Chest) == described(RealChest)
     assert str(inspect.signature(Chest)) == str(inspect.signature(RealChest))
     chest = Chest("a", lock="brass", colour="blue")
@@ -124,6 +124,6 @@ assert "dataclasses" in sys.modules
 """
 
 
-def test_dataclasses_is_not_imported_until_it_asks() -> None:
+def test_dataclasses_is_imported_only_on_use() -> None:
     done = subprocess.run([sys.executable, "-I", "-c", LAZY], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

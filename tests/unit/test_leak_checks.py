@@ -78,5 +78,5 @@ def test_each_kind_of_leak_is_found_and_processes_are_ended(tmp_path: Path) -> N
         assert re.search(f"the test left behind: {leak}", said), f"{leak} was not found in {said}"
 
 
-def test_what_is_gone_soon_is_no_leak(tmp_path: Path) -> None:
+def test_resources_released_soon_are_not_leaks(tmp_path: Path) -> None:
     assert "5 passed" in run(tmp_path, TIDY, patience_s=30)

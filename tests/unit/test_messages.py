@@ -186,7 +186,7 @@ def test_coordinator_that_stays_lost_is_reported_periodically(
         ("localhost:29400", {}, ""),
     ],
 )
-def test_loss_of_a_coordinator_comes_with_advice(
+def test_lost_coordinator_message_has_a_matching_hint(
     endpoint: str, config: dict[str, str], advice: str
 ) -> None:
     access = CoordinatorAccess(RendezvousParameters("c10d", endpoint, "job", 1, 2, **config))

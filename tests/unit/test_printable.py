@@ -11,20 +11,20 @@ anything = st.text(st.characters(codec=None), max_size=60)
 
 
 @given(anything)
-def test_nothing_is_left_but_what_is_printable(text: str) -> None:
+def test_result_has_only_printable_characters(text: str) -> None:
     assert all(one.isprintable() or one in "\n\t" for one in visible(text))
     assert one_line(text).isprintable()
     visible(text).encode()
 
 
 @given(anything, st.integers(3, 20))
-def test_a_line_is_no_longer_than_it_may_be(text: str, chars_max: int) -> None:
+def test_line_is_cut_at_its_limit(text: str, chars_max: int) -> None:
     line = one_line(text, chars_max)
     assert len(line) <= chars_max
     assert one_line(line, chars_max) == line
 
 
-def test_what_cannot_be_printed_is_shown() -> None:
+def test_unprintable_characters_are_escaped() -> None:
     text = "red\x1b[31m\a\x9b\u202e\u200b\ufeff\udcff \N{SNOWMAN}\n\tnext\r\nlast\r"
     shown = "red\\x1b[31m\\x07\\x9b\\u202e\\u200b\\ufeff\\udcff \N{SNOWMAN}"
     assert visible(text) == f"{shown}\n\tnext\\r\nlast\\r"

@@ -152,14 +152,14 @@ def test_run_chooses_the_rendezvous_that_torchrun_chooses(
         assert our_program is holdfast.run.run_script_path
 
 
-def test_main_launches_what_the_command_line_says(launched: Launched) -> None:
+def test_main_launches_the_given_script_with_its_flags(launched: Launched) -> None:
     holdfast.run.main(["--nproc-per-node", "2", "--max-restarts=1", "train.py", "--lr", "1"])
     [(config, program, args)] = launched
     assert (config.nproc_per_node, config.max_restarts) == (2, 1)
     assert (program, args) == (sys.executable, ("-u", "train.py", "--lr", "1"))
 
 
-def test_the_older_launcher_gives_the_local_rank_as_an_argument(launched: Launched) -> None:
+def test_older_launcher_passes_the_local_rank_as_an_argument(launched: Launched) -> None:
     holdfast.launch.main(["--nproc-per-node", "2", "train.py", "--lr", "1"])
     holdfast.launch.main(["--use-env", "train.py", "--lr", "1"])
     holdfast.launch.main(["--use-env", "--no-python", "true"])
@@ -172,7 +172,7 @@ def test_the_older_launcher_gives_the_local_rank_as_an_argument(launched: Launch
         holdfast.launch.main(["--no-python", "true"])
 
 
-def test_run_leaves_arguments_and_environment_alone(launched: Launched) -> None:
+def test_run_does_not_change_arguments_or_environment(launched: Launched) -> None:
     args = holdfast.run.parse_args(["--nproc-per-node", "2", "train.py"])
     before, environment = dict(vars(args)), dict(os.environ)
     holdfast.run.run(args)
@@ -217,7 +217,7 @@ def test_config_can_be_made_from_a_namespace_of_torch() -> None:
     assert args == ["-u", "train.py", "x"]
 
 
-def test_a_failure_is_left_in_the_error_file(
+def test_failure_is_written_to_the_error_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: Launched
 ) -> None:
     path = tmp_path / "error.json"

@@ -13,7 +13,7 @@ SOON_S = 0.05
 PATIENCE_S = 30.0
 
 
-def test_a_call_returns_and_raises_as_if_it_were_made_here() -> None:
+def test_call_returns_or_raises_in_the_caller() -> None:
     side = SideThread("test-side", PATIENCE_S)
     assert side.call(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
@@ -38,7 +38,7 @@ def test_while_one_call_hangs_the_next_fails_at_once() -> None:
     os.close(write)
 
 
-def test_a_fork_has_a_thread_of_its_own() -> None:
+def test_forked_child_has_its_own_thread() -> None:
     side = SideThread("test-side", PATIENCE_S)
     side.call(os.getpid)
     pid = os.fork()

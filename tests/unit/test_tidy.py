@@ -50,7 +50,7 @@ def names_in(path: Path) -> list[str]:
     return [path.stem, path.parent.name, *classes]
 
 
-def test_the_rules_find_the_sources() -> None:
+def test_rules_apply_to_the_sources() -> None:
     assert len(SOURCES) > 30
     assert words_of("HTTPBaseManager_utils") == {"http", "base", "manager", "utils"}
     assert NOTE.search("x = 1  # TODO tidy up")

@@ -48,7 +48,7 @@ def run(program: str, **environment: str) -> str:
 # What it tells.
 
 
-def test_a_heartbeat_is_seen(page: WorkerPage) -> None:
+def test_heartbeat_reaches_the_agent(page: WorkerPage) -> None:
     assert page.read() == Progress()
     before = time.monotonic_ns()
     worker.heartbeat()
@@ -64,7 +64,7 @@ def test_step_that_is_not_a_number_is_rejected(page: WorkerPage, bad: object) ->
     assert page.read().step is None
 
 
-def test_sections_are_seen_while_they_last_the_outermost_first(page: WorkerPage) -> None:
+def test_agent_reads_open_sections_outermost_first(page: WorkerPage) -> None:
     before = time.monotonic_ns()
     with worker.section("epoch"), worker.section("step ä", timeout=60):
         outer, inner = page.read().sections
@@ -75,7 +75,7 @@ def test_sections_are_seen_while_they_last_the_outermost_first(page: WorkerPage)
     assert page.read().sections == ()
 
 
-def test_one_section_may_be_entered_by_threads_that_leave_it_in_any_order(page: WorkerPage) -> None:
+def test_threads_may_leave_one_section_in_any_order(page: WorkerPage) -> None:
     section = worker.section("io", timeout=60)
     entered, leave = threading.Event(), threading.Event()
 
@@ -206,7 +206,7 @@ def test_invalid_page_is_not_used(
     assert (path.read_bytes() if content is not None else None) == content
 
 
-def test_it_is_cheap_to_import() -> None:
+def test_worker_module_imports_no_heavy_module() -> None:
     program = "import sys; before = set(sys.modules); from holdfast import worker; {}; "
     program += "print(*sorted(set(sys.modules) - before))"
     assert set(run(program.format("pass")).split()) <= {
@@ -230,7 +230,7 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPag
     made.close()
 
 
-def test_look_is_requested_only_if_the_planned_one_is_too_late(pages: WorkerPages) -> None:
+def test_worker_wakes_the_agent_only_if_its_next_check_is_too_late(pages: WorkerPages) -> None:
     worker.heartbeat()
     assert pages._take_notice()  # The first call of all is worth knowing.
     worker.progress(1)
@@ -264,7 +264,7 @@ def test_dead_or_slow_agent_does_not_block_the_worker(pages: WorkerPages) -> Non
         worker.progress(7)
 
 
-def test_look_can_be_requested_after_the_folder_was_removed(pages: WorkerPages) -> None:
+def test_worker_can_wake_the_agent_after_the_folder_was_removed(pages: WorkerPages) -> None:
     worker.heartbeat()
     assert pages._take_notice()
     shutil.rmtree(pages.folder)
@@ -297,7 +297,7 @@ def test_forked_child_closes_the_page(pages: WorkerPages) -> None:
 # What it learns.
 
 
-def test_info_has_ranks_and_the_previous_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_info_has_ranks_and_the_previous_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {
         "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
         "GROUP_RANK": "1", "HOLDFAST_GENERATION": "3", "HOLDFAST_FENCE": "77",

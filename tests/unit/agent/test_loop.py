@@ -149,7 +149,7 @@ def test_one_keeper_serves_all_restarts() -> None:
     assert len(set(keepers)) == 1
 
 
-def test_a_signal_is_passed_on_and_ends_the_run() -> None:
+def test_signal_is_forwarded_and_ends_the_run() -> None:
     os.mkfifo("ready")
     script = "trap 'echo HUP >> seen; exit 0' HUP; echo go > ready; while :; do sleep 0.01; done"
     agent = local(script, max_restarts=3)
@@ -201,7 +201,7 @@ def alone() -> Iterator[SingleNodeHandler]:
     handler.shutdown()
 
 
-def test_long_job_starts_following_and_serving_by_itself(
+def test_long_job_starts_log_following_and_its_services_on_its_own(
     monkeypatch: pytest.MonkeyPatch, alone: SingleNodeHandler
 ) -> None:
     monkeypatch.setattr(side_services, "PREIMPORT_AFTER_S", 0.01)

@@ -149,7 +149,7 @@ def test_rank_exchange_needs_only_torchs_store_methods(kind: Callable[..., Any])
         polled_job.exit_barrier(node(store, rank, 2), SOON_S)
 
 
-def test_missing_node_breaks_the_round() -> None:
+def test_missing_node_ends_the_rank_exchange_with_an_error() -> None:
     answers = [True, False, False]
     with pytest.raises(polled_job.RoundBroken):
         polled_job.node_ranks(MemoryStore(), 0, 2, spec("trainer", 1), answers.pop)

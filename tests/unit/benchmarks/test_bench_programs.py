@@ -27,7 +27,7 @@ def test_fleet_forms_and_learns_of_every_restart() -> None:
     assert [took_s > 0 for took_s in found["restarts_s"]] == [True] * 3
 
 
-def test_fleet_without_time_has_no_figures() -> None:
+def test_fleet_that_times_out_reports_no_figures() -> None:
     assert run("fleet.py", 20, 0, 0) is None
 
 
@@ -37,7 +37,7 @@ def test_fleet_can_be_watched() -> None:
     assert found["core_watched"] > 0
 
 
-def test_top_shows_a_job() -> None:
+def test_top_program_shows_a_job() -> None:
     assert run("viewing.py", 2, 2, 0.05, 3)["core"] > 0
 
 
@@ -54,7 +54,7 @@ def test_agent_joins_while_strangers_hold_connections(kind: str) -> None:
     assert len(found["in_s"]) == 2
 
 
-def test_the_simulator_counts_its_steps() -> None:
+def test_simulator_program_counts_its_steps() -> None:
     found = run("simulating.py", 4, 1, 1, "everything")
     assert found["steps"] > 100
     assert found["cpu_s"] > 0

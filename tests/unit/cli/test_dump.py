@@ -77,7 +77,7 @@ def test_dump_shows_subprocesses_on_request() -> None:
     assert any(key.startswith(f"below pid {os.getpid()}: pid {child.pid}") for key in sections(out))
 
 
-def test_a_missing_process_or_job_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_process_or_job_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     code, out, err = dumped(str(ended.pid))

@@ -94,14 +94,14 @@ def test_flag_is_set_by_every_spelling_and_by_its_variable(
         ("-mr3 pkg.mod -m", "pkg.mod", ["-m"]),
     ],
 )
-def test_first_word_that_is_no_flag_is_the_script(
+def test_first_word_that_is_not_a_flag_is_the_script(
     words: str, script: str, script_args: list[str]
 ) -> None:
     parsed = parse(*words.split())
     assert (parsed.training_script, parsed.training_script_args) == (script, script_args)
 
 
-def test_a_program_can_add_flags_of_its_own() -> None:
+def test_program_can_add_its_own_flags() -> None:
     parser = build_parser()
     parser.add_argument("--use-env", "--use_env", action="store_true")
     parser.add_argument("--pair", nargs=2)

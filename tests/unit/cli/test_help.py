@@ -76,7 +76,7 @@ def test_mistake_is_reported_in_one_line(mistake: str, capsys: pytest.CaptureFix
     assert stderr_of(capsys, 2, *words.split()) == line
 
 
-def test_a_bad_variable_is_named_but_never_breaks_help(
+def test_bad_variable_is_reported_but_does_not_break_help(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PET_MAX_RESTARTS", "abc")
@@ -97,7 +97,7 @@ def test_a_bad_variable_is_named_but_never_breaks_help(
         ("--no-python /usr", 126, "'/usr': the program is a directory"),
     ],
 )
-def test_a_program_that_cannot_start_is_one_line(
+def test_program_that_cannot_start_is_reported_in_one_line(
     words: str, code: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert stderr_of(capsys, code, *words.split()) == line
@@ -184,7 +184,7 @@ def test_help_fits_the_width_of_the_terminal(
     assert most - 12 <= max(widths) <= most
 
 
-def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = help_of(capsys)
     assert all(f"\n  {name} " in text for name in COMMANDS)
     assert "holdfast[dump]" in help_of(capsys, "dump")
@@ -225,7 +225,7 @@ def test_mistakes_with_dashboards_get_one_line(
     assert capsys.readouterr() == ("", f"holdfast dashboard: error: {line}\n")
 
 
-def test_a_dashboard_says_what_to_install(
+def test_missing_dashboard_package_is_reported_with_the_pip_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)

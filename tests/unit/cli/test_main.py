@@ -110,7 +110,7 @@ def test_stderr_explains_how_the_job_ended(
 
 
 @pytest.mark.parametrize("words", ["", "--bogus x", "--max-restarts x x", "--nnodes x x"])
-def test_a_wrong_command_line_is_2_with_compatible_codes_too(words: str) -> None:
+def test_wrong_command_line_exits_with_2_even_with_exit_code_compat(words: str) -> None:
     assert main.run_command(["--exit-code-compat", *words.split()]) == 2
 
 
@@ -119,7 +119,7 @@ def holdfast(*words: str, **options: Any) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_the_module_path_of_run_has_the_same_exit_codes() -> None:
+def test_python_m_holdfast_run_has_the_same_exit_codes() -> None:
     command = [sys.executable, "-m", "holdfast.run", "trian.py"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 127
@@ -142,7 +142,7 @@ def test_closed_standard_streams_are_not_a_failure() -> None:
     assert subprocess.run(["sh", "-c", command]).returncode == 127
 
 
-def test_optimised_python_makes_no_difference() -> None:
+def test_python_optimization_flag_changes_nothing() -> None:
     command = [sys.executable, "-OO", "-m", "holdfast", "run", "--nnodes", "0", "train.py"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2

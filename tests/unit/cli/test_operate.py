@@ -47,7 +47,7 @@ def test_stop_rejects_an_invalid_grace(grace: str) -> None:
         (["--ha", "a:1,a:1", "--rdzv-id", "x"], "--ha"),
     ],
 )
-def test_an_invalid_place_is_rejected_with_the_name_of_its_flag(
+def test_invalid_endpoint_is_rejected_with_the_name_of_its_flag(
     flags: list[str], named: str
 ) -> None:
     with pytest.raises(UsageError, match=f"^{named}: "):
@@ -75,7 +75,7 @@ Current thread 0x2 (most recent call first):
         ("", "unknown"),
     ],
 )
-def test_place_of_is_the_innermost_frame_of_the_main_thread(text: str, place: str) -> None:
+def test_stacks_are_grouped_by_the_main_threads_innermost_frame(text: str, place: str) -> None:
     assert place_of(text) == place
 
 

@@ -69,7 +69,9 @@ def test_token_command_uses_the_token_of_agents(
     assert run("--show") == elsewhere.read_text().strip()
 
 
-def test_invalid_token_request_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_token_request_is_reported_in_one_line(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "--job" in run("--job", "", code=2)
     assert "--show" in run("--show", "--path", code=2)
     monkeypatch.setenv("HOLDFAST_TOKEN", job_token(b"the master of all", "one").decode())

@@ -69,7 +69,7 @@ def agent_of(nodes: int | None, rank: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("action", [Action.STOP, Action.RESTART])
-def test_a_node_without_coordinator_refuses_what_all_nodes_would_have_to_do(action: Action) -> None:
+def test_node_without_coordinator_refuses_job_wide_requests(action: Action) -> None:
     point = ControlPoint(agent_of(2), began)
     answer = point.request(Request(id="r", action=action.value))
     assert [*point.take_requests()] == []
@@ -86,7 +86,7 @@ def test_the_only_node_of_a_job_decides_alone() -> None:
         assert answer.result(0).refusal == ""
 
 
-def test_a_node_without_coordinator_knows_how_many_there_are() -> None:
+def test_node_without_coordinator_reports_the_number_of_nodes() -> None:
     report = NodeReport(run_id="job", node="b", state="running", generation=0)
     job = own_summary(agent_of(3, rank=1), report)
     assert (job.members, job.present, job.min_nodes) == (3, 3, 3)
@@ -154,7 +154,7 @@ def test_agent_whose_loop_does_not_respond_is_reported_as_stuck() -> None:
 
 
 @pytest.mark.parametrize(("failed", "stopped"), [(True, False), (True, True), (False, False)])
-def test_only_a_worker_that_failed_by_itself_is_a_problem(*, failed: bool, stopped: bool) -> None:
+def test_only_original_failures_are_reported_as_problems(*, failed: bool, stopped: bool) -> None:
     worker = lifecycle.WorkerInfo(0, 4, 4, 8, 100)
     ended = lifecycle.WorkerEnded(1.0, 2.0, 0, worker, failed, stopped)
     assert record_of("node", (2.0, ended)).is_problem is (failed and not stopped)

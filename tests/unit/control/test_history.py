@@ -123,7 +123,7 @@ def test_steps_that_a_later_generation_repeats_are_not_useful() -> None:
     assert history.useful_s(26.0) == 1.0, "all of the first generation is repeated"
 
 
-def test_a_worker_that_goes_back_to_lower_steps_repeats_nothing() -> None:
+def test_step_that_decreases_within_a_generation_is_not_a_repeat() -> None:
     events = [
         starts(10.0, 0),
         steps(11.0, 0, (0, 1, 11.0)),
@@ -185,7 +185,7 @@ def test_stop_has_the_request_that_caused_it_as_detail() -> None:
         assert end_of(*history.generations.values()) == ("regrouped", requested.what)
 
 
-def test_a_rank_known_before_the_stop_ends_takes_no_time() -> None:
+def test_assigning_ranks_before_the_stop_ends_takes_no_time() -> None:
     events = [
         *first_start(),
         lifecycle.GenerationStopping(20.0, 0, StopReason.REGROUP),
@@ -208,7 +208,7 @@ def test_a_generation_whose_start_was_not_seen_began_with_the_run() -> None:
     assert one.stages == {Stage.DETECT: 0.0, Stage.STOP: 1.0}
 
 
-def test_a_node_and_its_workers_have_states() -> None:
+def test_node_and_worker_states_follow_the_events() -> None:
     history = History()
     seen: list[object] = []
     for event in [*first_start(), *failure(20.0), started(30.0, 1.0, 1), *success(40.0, 3)]:
@@ -243,7 +243,7 @@ def test_a_node_whose_workers_are_done_is_useful_until_the_run_ends() -> None:
     assert (history.useful_s(99.0), history.elapsed_s(99.0)) == (17.0, 20.0)
 
 
-def test_the_time_as_a_standby_is_counted() -> None:
+def test_standby_time_is_counted() -> None:
     run = [*first_start()[:1], lifecycle.StandbyChanged(11.0, is_standby=True)]
     assert history_of(run).standby_s(15.0) == 4.0
     run.append(lifecycle.StandbyChanged(16.0, is_standby=False))
@@ -386,7 +386,7 @@ def test_the_recorded_timeline_of_a_run_has_the_same_history(run: list[Lifecycle
 
 
 @given(runs())
-def test_all_time_of_a_run_is_spent_on_one_stage(run: list[LifecycleEvent]) -> None:
+def test_every_moment_of_a_run_belongs_to_one_stage(run: list[LifecycleEvent]) -> None:
     history = history_of(run)
     end = max(getattr(event, "at", 0.0) for event in run) + 1.0
     generations = [*history.generations.values()]
@@ -399,9 +399,7 @@ def test_all_time_of_a_run_is_spent_on_one_stage(run: list[LifecycleEvent]) -> N
 
 
 @given(runs(), st.floats(-5.0, 5.0))
-def test_equal_nodes_on_clocks_that_differ_merge_into_one(
-    run: list[LifecycleEvent], by: float
-) -> None:
+def test_timelines_with_different_clocks_merge(run: list[LifecycleEvent], by: float) -> None:
     for one in history_of(run).generations.values():
         for part in (one, one.shifted(64.0).shifted(-64.0), merge([one, one])):
             assert part.stages == pytest.approx(one.stages)

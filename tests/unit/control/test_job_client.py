@@ -27,7 +27,7 @@ LIMIT_S = 10.0
 
 
 @in_loop
-async def test_a_reader_with_a_full_queue_learns_that_the_connection_has_ended() -> None:
+async def test_reader_with_a_full_queue_is_notified_of_the_closed_connection() -> None:
     sent: list[object] = []
     closed: list[bool] = []
     connection = ControlConnection("job")

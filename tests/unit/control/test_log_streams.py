@@ -81,7 +81,7 @@ async def test_a_stream_sends_only_the_chosen_ranks_and_lines(tmp_path: Path) ->
 
 
 @in_loop
-async def test_a_stream_sends_no_more_than_its_reader_has_room_for(tmp_path: Path) -> None:
+async def test_stream_sends_no_more_than_its_reader_can_buffer(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"12345\n" * 100)
     reader = Reader(LogsQuery(room=60))

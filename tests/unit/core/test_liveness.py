@@ -82,7 +82,7 @@ times = st.lists(
 
 @given(times)
 @settings(deadline=None)
-def test_liveness_agrees_with_a_simple_model(story: list[tuple[str, str, float]]) -> None:
+def test_liveness_equals_a_simple_model(story: list[tuple[str, str, float]]) -> None:
     liveness, now, attended = watch(), START, 0.0
     received: dict[str, float] = {}
     cut: dict[str, float] = {}
@@ -165,7 +165,7 @@ def test_a_response_renews_the_deadline_from_the_send_time_of_its_message() -> N
     assert deadline.at(5.0) == START + 3 + 4.0
 
 
-def test_without_needs_answers_being_awake_renews_the_deadline() -> None:
+def test_without_needs_answers_the_deadline_is_renewed_while_awake() -> None:
     deadline = StopDeadline(needs_answers=False)
     deadline.awake(START)
     deadline.answered(START + 2, START + 2)

@@ -138,7 +138,7 @@ def test_refused_connections_are_retried_with_growing_delays_and_count_as_away()
     assert effect.why == "too large"
 
 
-def test_a_lasting_connection_after_refusals_counts_as_contact() -> None:
+def test_connection_that_lasts_after_refusals_counts_as_contact() -> None:
     machine = a_session(away_s=10.0, silence_s=5.0)
     run(machine, 9.0, answers=[Connected(), ACK, Disconnected("too large", permanent=True)])
     assert machine.is_refused

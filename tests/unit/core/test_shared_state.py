@@ -325,7 +325,7 @@ def test_a_status_reported_during_a_call_is_stored_right_after_it() -> None:
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_an_unavailable_store_is_given_up_once_after_time_awake(hangs: bool) -> None:
+def test_unavailable_store_is_abandoned_once_after_awake_time(hangs: bool) -> None:
     cluster, one, _ = pair(away_s=30.0)
     if hangs:
         assert one.session.handle(cluster.now, RefreshRequested()) == [ReadState()]
@@ -381,6 +381,14 @@ def test_a_report_that_makes_the_state_too_large_is_omitted(
         encode(Job(run_id="x" * 2_000))
     with pytest.raises(ValueError, match="limit of 1000"):
         decode(b"x" * 2_000)
+
+
+def test_the_state_of_another_version_is_refused_with_what_to_do() -> None:
+    state = encode(Job(run_id="job"))
+    with pytest.raises(ValueError, match="install the same Holdfast on all nodes"):
+        decode(state.replace(b"job 1", b"job 9", 1))
+    with pytest.raises(ValueError, match="another program wrote it"):
+        decode(state[1:])
 
 
 @given(st.binary(max_size=200))

@@ -138,9 +138,7 @@ def test_a_report_of_another_generation_changes_nothing(
 
 @pytest.mark.parametrize("outcome", list(JobOutcome))
 @pytest.mark.parametrize("then", [[], [SignalReceived(SIGTERM)]], ids=["closed", "and a signal"])
-def test_a_node_keeps_the_outcome_of_its_job_whatever_follows(
-    outcome: JobOutcome, then: list[Event]
-) -> None:
+def test_outcome_of_a_job_never_changes_on_a_node(outcome: JobOutcome, then: list[Event]) -> None:
     machine = machine_in(CoordinatedSupervision, State.RUNNING)
     closed = view(NodeRole.CLOSED, outcome=outcome, final=True)
     effects = machine.handle(0.0, ViewReceived(closed))
@@ -164,7 +162,7 @@ def test_a_story_keeps_only_the_newest_steps() -> None:
 
 
 @pytest.mark.parametrize("started", [-1, 0])
-def test_failed_generation_is_the_jobs_on_a_node_that_did_not_start_it(started: int) -> None:
+def test_failure_report_has_the_jobs_generation_on_every_node(started: int) -> None:
     """A standby, or a node that left the round, learns of the failure with the end of the job."""
     machine = CoordinatedSupervision(local_world_size=1, max_restarts=2)
     machine.handle(0.0, Begun())

@@ -82,7 +82,7 @@ class Real(enum.Enum):
 
 
 @pytest.mark.parametrize("kind", [Phase, Real])
-def test_an_enum_behaves_like_one_of_the_standard_library(kind: Any) -> None:
+def test_enum_behaves_like_the_standard_librarys(kind: Any) -> None:
     assert [(one.name, one.value) for one in kind] == [("FIRST", "first"), ("LAST", "last")]
     assert len(kind) == 2
     assert kind("last") is kind.LAST is not kind.FIRST

@@ -127,7 +127,7 @@ def test_overridden_steps_are_called() -> None:
     assert states == ["START", "START", "MY_SUCCEEDED"]
 
 
-def test_last_failure_stops_the_other_workers() -> None:
+def test_final_failure_stops_the_other_workers() -> None:
     agent = make(Steps, "[ $RANK = 1 ] && exit 7; sleep 1000", local_world_size=2, max_restarts=0)
     result = agent.run()
     assert result.state is WorkerState.FAILED
@@ -160,7 +160,7 @@ class OwnLoop(LocalElasticAgent):
                 self._restart_workers(group)
 
 
-def test_own_loop_can_call_the_steps() -> None:
+def test_custom_loop_can_call_the_steps() -> None:
     agent = make(OwnLoop, FAIL_ONCE)
     assert agent.run().state is WorkerState.SUCCEEDED
     assert [one.failures[0].exitcode for one in agent.seen] == [7]
@@ -168,12 +168,12 @@ def test_own_loop_can_call_the_steps() -> None:
     assert Path("starts").read_text().split() == ["0", "1"]
 
 
-def test_own_loop_sees_the_failure_after_the_stop() -> None:
+def test_custom_loop_gets_the_failure_after_the_stop() -> None:
     agent = make(OwnLoop, "exit 3", max_restarts=0)
     assert agent.run().failures[0].exitcode == 3
 
 
-def test_expired_timer_kills_a_worker_of_an_own_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_timer_kills_a_worker_of_a_custom_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENABLE_ENV, "1")
     timer = '{"version": 1, "pid": %d, "scope_id": "step", "expiration_time": 1, "signal": 9}'
     script = f"printf '{timer}\\n' $$ > ${FILE_ENV}; sleep 1000"
@@ -191,7 +191,7 @@ def test_stuck_worker_ends_the_steps_without_a_restart(monkeypatch: pytest.Monke
     assert agent.restart_count == 2  # As set in `_remaining_restarts`: none is left.
 
 
-def test_signal_raises_out_of_an_own_loop() -> None:
+def test_signal_raises_in_a_custom_loop() -> None:
     agent = make(OwnLoop, "echo $$ > begun; mv begun ready; sleep 1000")
 
     def interrupt() -> None:
@@ -257,7 +257,7 @@ class StartsItself(LocalElasticAgent):
 HEALTHY = WorkerState.HEALTHY
 
 
-def test_own_context_runs_the_workers() -> None:
+def test_custom_process_context_runs_the_workers() -> None:
     assert make(StartsItself, "").run().state is WorkerState.SUCCEEDED
     assert Path("stages").read_text().split() == ["first", "second"]
 
@@ -292,7 +292,7 @@ def test_a_hook_reads_values_and_failures() -> None:
     assert failing.found.failures[0].exitcode == 5
 
 
-def test_a_hook_may_forbid_restarts() -> None:
+def test_hook_can_forbid_restarts() -> None:
     agent = make(Reading, "echo x >> starts; exit 5", max_restarts=3)
     agent.forbids = True
     assert agent.run().is_failed()
@@ -315,7 +315,7 @@ def two_handlers() -> Iterator[list[RendezvousHandler]]:
         handler.shutdown()
 
 
-def test_nodes_with_own_steps_restart_together(
+def test_nodes_with_overridden_steps_restart_together(
     two_handlers: list[RendezvousHandler],
 ) -> None:
     script = (

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KEY = "torch.rendezvous.job"
 
 
-def test_the_key_and_the_mark_of_no_state_are_torchs() -> None:
+def test_key_and_no_state_value_are_torchs() -> None:
     store = MemoryStore()
     backend = C10dRendezvousBackend(store, "job")
     assert backend.name == "c10d"
@@ -52,7 +52,7 @@ class CountingStore(MemoryStore):
         return super().compare_set(key, expected, desired)
 
 
-def test_vanished_key_is_noticed_and_recreated() -> None:
+def test_vanished_key_is_detected_and_recreated() -> None:
     store = CountingStore()
     backend = C10dRendezvousBackend(store, "job")
     first = backend.set_state(b"one")
@@ -109,7 +109,7 @@ def test_first_node_serves_the_tcp_store(port: int) -> None:
         assert found[0] == b"one"
 
 
-def test_busy_port_makes_a_client() -> None:
+def test_node_at_a_busy_port_becomes_a_client() -> None:
     with TCPStore("localhost", 0, is_master=True) as theirs:
         with create_backend(tcp_params(theirs.port))[1] as store:
             assert "client of" in repr(store)
@@ -122,7 +122,9 @@ def test_busy_port_makes_a_client() -> None:
             )
 
 
-def test_a_file_as_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_type_file_keeps_the_state_in_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for endpoint in (tmp_path / "file", tmp_path / "folder", ""):

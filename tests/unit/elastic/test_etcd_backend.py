@@ -34,7 +34,9 @@ def won(backend: EtcdRendezvousBackend, state: bytes, token: object = None) -> A
     return answer[1]
 
 
-def test_the_key_and_the_token(etcd: Etcd, client: EtcdClient) -> None:
+def test_state_is_stored_at_the_prefixed_key_and_its_token_is_the_revision(
+    etcd: Etcd, client: EtcdClient
+) -> None:
     backend = EtcdRendezvousBackend(client, "job", "/some")
     assert backend.name == "etcd-v2"
     token = won(backend, b"\x00state")
@@ -60,7 +62,9 @@ def ttl_of(etcd: Etcd, lease: int) -> int:
 
 
 @pytest.mark.parametrize(("ttl", "granted"), [(None, 7200), (0, 7200), (-5, 7200), (60, 60)])
-def test_a_state_expires(etcd: Etcd, client: EtcdClient, ttl: int | None, granted: int) -> None:
+def test_state_expires_with_its_lease(
+    etcd: Etcd, client: EtcdClient, ttl: int | None, granted: int
+) -> None:
     won(EtcdRendezvousBackend(client, "job", "/ttl", ttl), b"one")
     (lease,) = etcd.leases()
     assert ttl_of(etcd, lease) == granted

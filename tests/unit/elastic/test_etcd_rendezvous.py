@@ -90,7 +90,7 @@ def leave_third(
     meet([first, second])
 
 
-def test_rendezvous_works_without_the_handler(client: EtcdClient) -> None:
+def test_rendezvous_implementation_works_without_its_handler(client: EtcdClient) -> None:
     impls = [job(client, "alone") for _ in range(2)]
     try:
         with ThreadPoolExecutor(2) as pool:
@@ -145,7 +145,7 @@ def test_missing_job_can_be_closed(client: EtcdClient) -> None:
             second.next_rendezvous()
 
 
-def test_extra_data(client: EtcdClient) -> None:
+def test_extra_data_of_one_node_reaches_the_others(client: EtcdClient) -> None:
     one, other = job(client, "data"), job(client, "data")
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(one.load_extra_data, "1.0.0", "late")
@@ -198,7 +198,7 @@ def test_unreachable_etcd_reports_no_waiting_nodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("create", [create_rdzv_handler, get_rendezvous_handler])
-def test_handlers_made_from_parameters(
+def test_handlers_created_from_parameters_form_a_round(
     etcd: Etcd, create: Callable[[RendezvousParameters], MembershipHandler]
 ) -> None:
     more = {"etcd_prefix": "/mine", "settle": 5, "timeout": 30}

@@ -37,7 +37,7 @@ def client(etcd: Etcd) -> Iterator[EtcdV2Client]:
             made.revoke(lease)
 
 
-def test_paths(client: EtcdV2Client) -> None:
+def test_values_are_written_read_listed_and_deleted_by_path(client: EtcdV2Client) -> None:
     written = client.write("/some/a", "1")
     assert (written.value, written.newKey, written.dir) == ("1", True, False)
     again = client.set("some/a", 2)
@@ -58,7 +58,7 @@ def test_paths(client: EtcdV2Client) -> None:
         client.delete("/some", recursive=True, dir=True)
 
 
-def test_conditions(client: EtcdV2Client) -> None:
+def test_unmet_condition_rejects_a_change(client: EtcdV2Client) -> None:
     at = client.write("/key", "1", prevExist=False).modifiedIndex
     for wrong, problem in (
         ({"prevExist": False}, EtcdAlreadyExist),
@@ -76,7 +76,7 @@ def test_conditions(client: EtcdV2Client) -> None:
     client.delete("/key", prevValue="3")
 
 
-def test_errors_are_of_python_etcds_types_where_it_is_loaded(
+def test_errors_have_python_etcds_types_if_it_is_loaded(
     client: EtcdV2Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Theirs(Exception):
@@ -90,7 +90,7 @@ def test_errors_are_of_python_etcds_types_where_it_is_loaded(
     assert isinstance(caught.value, EtcdKeyNotFound)
 
 
-def test_a_backend_takes_either_kind_of_client(etcd: Etcd, client: EtcdV2Client) -> None:
+def test_backend_accepts_both_kinds_of_client(etcd: Etcd, client: EtcdV2Client) -> None:
     theirs = SimpleNamespace(host="127.0.0.1", port=etcd.port, protocol="http", read_timeout=3)
     assert adapted(client) is client
     assert adapted(theirs).settings.call_s == 3
@@ -104,7 +104,7 @@ def test_a_backend_takes_either_kind_of_client(etcd: Etcd, client: EtcdV2Client)
         adapted(object())
 
 
-def test_the_server_of_a_program() -> None:
+def test_program_can_start_its_own_etcd_server() -> None:
     server = EtcdServer()
     with pytest.raises(UsageError):
         server.get_client()

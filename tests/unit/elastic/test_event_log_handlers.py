@@ -52,7 +52,7 @@ def nothing_configured() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("destination", ["null", "console", "dynamic_rendezvous", "mine"])
-def test_handlers_can_be_added_to_the_table_at_any_time(
+def test_log_handlers_can_be_added_at_any_time(
     destination: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = ListHandler(), ListHandler()
@@ -73,7 +73,7 @@ def test_handlers_can_be_added_to_the_table_at_any_time(
         assert bool(capsys.readouterr().err) == (destination == "console")
 
 
-def test_every_destination_is_a_log_handler_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_destination_is_also_a_log_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(events.get_logging_handler(), logging.NullHandler)
     with pytest.raises(KeyError):
         events.get_logging_handler("unheard of")

@@ -46,7 +46,7 @@ class Trainer:
 def alone() -> None: ...
 
 
-def test_a_call_has_an_outcome_and_a_duration(kept: Kept) -> None:
+def test_decorated_call_records_outcome_and_duration(kept: Kept) -> None:
     assert Trainer().step(loss=4) == 4
     with pytest.raises(ValueError, match="too good"):
         Trainer().step(-1)
@@ -65,7 +65,7 @@ def test_a_call_has_an_outcome_and_a_duration(kept: Kept) -> None:
     assert (Trainer.step.__name__, Trainer.step.__doc__) == ("step", "Make one step.")
 
 
-def test_the_older_names_still_work(kept: Kept) -> None:
+def test_older_names_of_metrics_work(kept: Kept) -> None:
     with pytest.warns(FutureWarning):
         publish_metric("mine", "a", 1)
     with pytest.warns(FutureWarning):

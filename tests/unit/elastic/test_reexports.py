@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 
-def test_modules_are_reached_through_their_package_as_with_torch() -> None:
+def test_submodules_are_attributes_of_their_package_as_with_torch() -> None:
     program = (
         "import holdfast.elastic.multiprocessing as workers\n"
         "import holdfast.elastic.agent.server as agent\n"

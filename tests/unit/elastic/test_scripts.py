@@ -64,7 +64,7 @@ def nothing_in_some(number: int) -> Iterator[int]:
     return iter([number] if number % 3 == 0 else [])
 
 
-def test_epoch_after_epoch(kind: Any) -> None:
+def test_iterator_yields_all_epochs_in_order(kind: Any) -> None:
     elements = kind(2, epoch)
     assert iter(elements) is elements
     assert list(elements) == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]
@@ -114,7 +114,7 @@ def test_log_level_follows_the_variable(monkeypatch: pytest.MonkeyPatch) -> None
         get_logger("some")
 
 
-def test_the_state_of_a_process() -> None:
+def test_process_state_is_read_and_none_after_exit() -> None:
     assert read_proc_state(os.getpid()) == "R"
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait(60)

@@ -173,7 +173,7 @@ def raised(one: signal.Signals) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("one", HANDLED)
-def test_a_signal_shuts_down_by_the_same_signal_and_once(one: signal.Signals) -> None:
+def test_signal_shuts_workers_down_once_with_the_same_signal(one: signal.Signals) -> None:
     agent = scripted(HEALTHY, max_restarts=3, monitor_interval=0.001, shutdown_timeout=5)
     agent.during["look"] = raised(one)
     with pytest.raises(SignalException, match=f" received {one.name} ") as ended:

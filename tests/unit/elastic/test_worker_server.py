@@ -156,7 +156,7 @@ def test_the_stacks_of_all_other_threads_are_shown(
         assert stacks_of_this_process().count("Thread 0x") == 2
 
 
-def test_other_users_are_not_served(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_users_are_refused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_server, "is_owner", lambda uid: uid == -1)
     with pytest.raises((ConnectionError, http.client.BadStatusLine)):
         asked(place, "POST", "/handler/ping")
@@ -224,7 +224,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_a_fork_of_a_dead_worker_is_not_mistaken_for_it(path: str) -> None:
+def test_forked_child_of_a_dead_worker_is_not_taken_for_the_worker(path: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", FORKING, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as parent:
@@ -243,7 +243,7 @@ def mode(path: str) -> int:
     return stat.S_IMODE(os.stat(path).st_mode)
 
 
-def test_only_the_owner_can_open_it_from_the_start(
+def test_socket_is_private_from_its_creation(
     tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "chmod", lambda *_: None)
@@ -262,7 +262,9 @@ def test_only_the_owner_can_open_it_from_the_start(
 
 
 @pytest.mark.parametrize("open_to", [0o720, 0o702, 0o777])
-def test_a_folder_where_others_can_replace_it_is_refused(tmp_path: Path, open_to: int) -> None:
+def test_folder_where_others_can_replace_the_socket_is_refused(
+    tmp_path: Path, open_to: int
+) -> None:
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(open_to)
@@ -272,7 +274,7 @@ def test_a_folder_where_others_can_replace_it_is_refused(tmp_path: Path, open_to
     listen_privately(str(folder / "a.sock")).close()
 
 
-def test_a_stale_socket_is_replaced_and_a_live_one_left_alone(
+def test_stale_socket_is_replaced_and_live_one_is_kept(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = "import socket,sys; s=socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()"
@@ -288,7 +290,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_left_alone(
         assert identity(path) == before
 
 
-def test_a_path_that_cannot_be_a_socket_is_rejected(tmp_path: Path, path: str) -> None:
+def test_path_that_is_no_valid_socket_path_is_rejected(tmp_path: Path, path: str) -> None:
     Path(path).write_text("precious")
     for wrong in (path, str(tmp_path / ("x" * 108)), str(tmp_path / "a" / "b" / "c.sock"), ""):
         with pytest.raises(EnvironmentProblem):

@@ -49,11 +49,11 @@ def test_unsuitable_etcd_program_is_named(
     assert str(program) in str(refused.value)
 
 
-def test_unlisted_machine_has_no_place() -> None:
+def test_machine_that_is_not_listed_runs_no_member() -> None:
     assert claim_entry(a_list(f"{ELSEWHERE}:7000")) is None
 
 
-def test_agents_of_one_job_on_one_machine_take_different_places() -> None:
+def test_agents_of_one_job_on_one_machine_use_different_list_entries() -> None:
     with held_pairs(2) as (first, second):
         of = a_list(f"{ELSEWHERE}:7000,127.0.0.1:{first},127.0.0.1:{second}")
         one, other = claim_entry(of), claim_entry(of)
@@ -69,7 +69,7 @@ def test_agents_of_one_job_on_one_machine_take_different_places() -> None:
             place.release()
 
 
-def test_place_of_another_job_is_refused_even_without_a_listener() -> None:
+def test_port_of_another_job_is_refused_even_without_a_listener() -> None:
     with held_pairs(1) as (port,):
         place = claim_entry(a_list(f"127.0.0.1:{port}"))
         assert place is not None

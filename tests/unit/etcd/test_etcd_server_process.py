@@ -195,7 +195,7 @@ def test_killed_owner_leaves_neither_etcd_nor_folder(temporary: Path) -> None:
     eventually(lambda: not list(temporary.iterdir()))
 
 
-def test_etcd_exits_with_its_guard() -> None:
+def test_etcd_exits_with_its_guard_process() -> None:
     owner, pidfd = owned(WAIT)
     with owner:
         etcd = field_of(f"/proc/self/fdinfo/{pidfd}", "Pid:")

@@ -85,14 +85,14 @@ def places_of(key: str, places: StoreKeys) -> list[bytes]:
 
 
 @pytest.mark.parametrize("key", ODD_KEYS)
-def test_key_is_recovered_from_its_place(key: str) -> None:
+def test_key_is_recovered_from_its_etcd_key(key: str) -> None:
     places = StoreKeys("/some/")
     value, *others = places_of(key, places)
     assert places.key_of(value) == key
     assert [places.key_of(other) for other in others] == [None] * len(others)
 
 
-def test_no_two_keys_share_a_place_or_a_range() -> None:
+def test_no_two_keys_share_an_etcd_key_or_range() -> None:
     places = StoreKeys("/some/")
     for one, other in permutations(ODD_KEYS, 2):
         assert not set(places_of(one, places)) & set(places_of(other, places))

@@ -31,7 +31,7 @@ def test_fields_have_the_order_and_defaults_of_torch() -> None:
     assert all(one.kw_only for one in dataclasses.fields(LaunchConfig)[len(theirs) :])
 
 
-def test_the_rendezvous_timeout_is_filled_in_without_touching_the_callers_mapping() -> None:
+def test_rendezvous_timeout_is_set_in_a_copy_of_the_callers_mapping() -> None:
     given = {"rank": 0}
     assert config(rdzv_configs=given).rdzv_configs == {"rank": 0, "timeout": 900}
     assert config(rdzv_configs=given, rdzv_timeout=7).rdzv_configs == {"rank": 0, "timeout": 7}
@@ -40,7 +40,7 @@ def test_the_rendezvous_timeout_is_filled_in_without_touching_the_callers_mappin
 
 @pytest.mark.parametrize("value", [-0.5, math.inf, math.nan])
 @pytest.mark.parametrize("name", ["shutdown_timeout", "exit_barrier_timeout"])
-def test_time_that_is_not_a_deadline_is_refused(name: str, value: float) -> None:
+def test_invalid_time_is_refused(name: str, value: float) -> None:
     with pytest.raises(UsageError, match=f"^{name}: {value} "):
         config(**{name: value})
 

@@ -121,7 +121,7 @@ def test_failure_report_has_the_generation_and_not_the_restart_count() -> None:
 
 
 @pytest.mark.parametrize("chosen", [{"redirects": Std.OUT}, {"tee": {0: Std.ERR}}])
-def test_a_temporary_log_folder_stays_if_streams_were_sent_there(chosen: dict[str, Any]) -> None:
+def test_temporary_log_folder_with_redirected_streams_is_kept(chosen: dict[str, Any]) -> None:
     logs = DefaultLogsSpecs(**chosen)
     shell("echo out; echo err >&2", logs_specs=logs)
     (name,) = temporary_folders()

@@ -90,7 +90,7 @@ def test_imports_in_blocks_that_run_at_import_are_found() -> None:
         ('__name__ == "x"', ["a", "b"], ["a", "b"]), ("x and y", ["a", "b"], ["a", "b"]),
     ],
 )  # fmt: skip
-def test_conditions_known_before_the_start_select_imports(
+def test_known_conditions_select_imports(
     test: str, as_main: list[str], otherwise: list[str]
 ) -> None:
     source = f"if {test}:\n import a\nelse:\n import b"
@@ -195,7 +195,7 @@ def test_modules_beside_the_script_or_on_the_path_are_left_out(
     assert auto("link.py") == ()
 
 
-def test_auto_reads_modules_code_and_functions(
+def test_auto_reads_the_source_of_scripts_modules_and_functions(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(folder, "pack/__init__.py")
@@ -216,7 +216,7 @@ def test_auto_reads_modules_code_and_functions(
     assert auto(python=functools.partial(function, 1)) == FOUND
 
 
-def test_another_interpreter_may_have_other_modules(
+def test_modules_of_another_interpreter_are_searched_on_its_path(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(write(folder / "work", "mine.py")))

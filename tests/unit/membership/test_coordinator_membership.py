@@ -121,7 +121,7 @@ async def test_loss_while_connecting_names_the_suspicion() -> None:
 
 
 @in_loop
-async def test_operator_reaches_node_whose_loop_does_not_run_yet() -> None:
+async def test_request_before_the_loop_runs_reaches_the_node() -> None:
     """The server sends the request for a connection once, as soon as a node has joined."""
     async with serving() as served:
         node = Node(served.connector())

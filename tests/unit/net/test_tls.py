@@ -164,7 +164,7 @@ def test_invalid_files_are_named_with_their_settings(
         client_context(ca.cert, cert=server.cert)
 
 
-def test_one_set_of_files_serves_both_sides(ca: Pair, server: Pair) -> None:
+def test_same_certificate_files_work_for_client_and_server(ca: Pair, server: Pair) -> None:
     files = TlsFiles(cert=server.cert, key=server.key, ca=ca.cert)
     assert files.can_serve
     assert files.for_server().verify_mode == ssl.CERT_REQUIRED

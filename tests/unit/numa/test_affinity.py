@@ -30,7 +30,7 @@ def ranges(shape: Shape, mode: str, allowed: str = "0-999") -> list[str]:
     return [format_ranges(cpus_of(machine, mode, gpu, may)) for gpu in range(len(shape.gpus))]
 
 
-def test_a_core_is_named_by_its_lowest_thread_even_if_that_may_not_be_used() -> None:
+def test_core_id_is_its_lowest_thread_even_if_unusable() -> None:
     # Of core 0 only the second thread may be used; it is still the first core.
     assert ranges(TWO_SOCKETS, "exclusive", "1-3,32-95,100")[0] == "1-3,64-71"
     assert ranges(TWO_SOCKETS, "exclusive", "1-3,32-63,64-67,120-127")[:4] == [
@@ -38,7 +38,7 @@ def test_a_core_is_named_by_its_lowest_thread_even_if_that_may_not_be_used() -> 
     ]  # fmt: skip
 
 
-def test_a_node_without_usable_cpus_does_not_spoil_the_others() -> None:
+def test_node_without_usable_cpus_does_not_affect_other_nodes() -> None:
     """Memory that is a node of its own, as some machines have it, or a part kept from us."""
     whole = machine_of(FOUR_NODES)
     machine = Machine((*whole.nodes, NumaNode(4, ())), whole.gpus)
@@ -51,12 +51,12 @@ def test_a_node_without_usable_cpus_does_not_spoil_the_others() -> None:
     [("node", 4, range(32)), ("node", 8, range(128)), ("exclusive", 0, [0, 1, 2, 64])],
     ids=["no CPU near the GPU", "no such GPU", "fewer cores than GPUs"],
 )
-def test_what_cannot_be_bound_is_an_error(mode: str, gpu: int, allowed: list[int]) -> None:
+def test_impossible_binding_is_an_error(mode: str, gpu: int, allowed: list[int]) -> None:
     with pytest.raises(EnvironmentProblem):
         cpus_of(machine_of(TWO_SOCKETS), mode, gpu, allowed)
 
 
-def test_what_the_kernel_does_not_tell_is_an_error_where_it_is_needed() -> None:
+def test_missing_topology_is_an_error_if_it_is_needed() -> None:
     machine = Machine((NumaNode(0, (Cpu(0, 0, None, None),)),), (0,))
     assert cpus_of(machine, "node", 0, [0]) == [0]
     assert cpus_of(machine, "exclusive", 0, [0]) == [0]
@@ -69,6 +69,6 @@ def test_what_the_kernel_does_not_tell_is_an_error_where_it_is_needed() -> None:
 @pytest.mark.parametrize(
     ("text", "numbers"), [("", []), ("5", [5]), ("0-2", [0, 1, 2]), ("0-1,4,6-7", [0, 1, 4, 6, 7])]
 )
-def test_ranges(text: str, numbers: list[int]) -> None:
+def test_ranges_are_parsed_and_formatted(text: str, numbers: list[int]) -> None:
     assert parse_ranges(f"{text}\n") == numbers
     assert format_ranges(reversed(numbers)) == text

@@ -19,7 +19,7 @@ def addresses(root: Path, **env: str) -> list[str]:
     return [card.address for card in read_gpus(str(root), env).cards]
 
 
-def test_without_the_driver_cards_are_looked_for_on_the_bus(tmp_path: Path) -> None:
+def test_without_the_driver_gpus_are_found_on_the_pci_bus(tmp_path: Path) -> None:
     TWO_SOCKETS.build_gpus(tmp_path)
     shutil.rmtree(tmp_path / "proc")
     add_pci(tmp_path, "0000:01:00.0", "0x1a03", "0x030000")  # The screen of the server itself.
@@ -28,14 +28,14 @@ def test_without_the_driver_cards_are_looked_for_on_the_bus(tmp_path: Path) -> N
     assert addresses(tmp_path, CUDA_VISIBLE_DEVICES="7,0") == [ALL[7], ALL[0]]
 
 
-def test_cards_are_in_the_order_of_their_addresses_as_numbers(tmp_path: Path) -> None:
+def test_gpus_are_ordered_by_numeric_pci_address(tmp_path: Path) -> None:
     for address in ("10000:01:00.0", "2000:01:00.0", "0000:c1:00.0", "0000:0a:00.0"):
         add_pci(tmp_path, address, "0x10de", "0x030200")
     expected = ["0000:0a:00.0", "0000:c1:00.0", "2000:01:00.0", "10000:01:00.0"]
     assert addresses(tmp_path) == expected
 
 
-def test_cards_that_a_container_has_no_device_of_do_not_count(tmp_path: Path) -> None:
+def test_gpus_without_a_device_file_in_the_container_are_not_counted(tmp_path: Path) -> None:
     TWO_SOCKETS.build_gpus(tmp_path)
     for name in ("nvidia2", "nvidia5", "nvidiactl", "nvidia-uvm"):
         put(tmp_path, f"dev/{name}", "")
@@ -54,7 +54,7 @@ def test_visible_devices_are_counted_as_cuda_does(
     assert found == [ALL[number] for number in numbers]
 
 
-def test_names_that_cannot_be_resolved_are_refused(tmp_path: Path) -> None:
+def test_unresolvable_gpu_names_are_refused(tmp_path: Path) -> None:
     TWO_SOCKETS.build_gpus(tmp_path)
     with pytest.raises(EnvironmentProblem, match="MIG-1a2b"):
         addresses(tmp_path, CUDA_VISIBLE_DEVICES="MIG-1a2b")
@@ -63,7 +63,7 @@ def test_names_that_cannot_be_resolved_are_refused(tmp_path: Path) -> None:
         addresses(tmp_path, CUDA_VISIBLE_DEVICES=uuid_of(1))
 
 
-def test_of_several_models_the_order_is_cudas_own(tmp_path: Path) -> None:
+def test_with_several_models_the_gpu_order_is_unknown(tmp_path: Path) -> None:
     add_nvidia(tmp_path, 0, 0, "NVIDIA T4")
     add_nvidia(tmp_path, 1, 0, "NVIDIA A100")
     assert read_gpus(str(tmp_path), {}).models == ("NVIDIA A100", "NVIDIA T4")
@@ -79,7 +79,7 @@ def add_amd(root: Path, node: int, bus: int, simds: int = 304, domain: int = 0) 
     )
 
 
-def test_amds_driver_shows_its_cards_in_the_order_of_hip(tmp_path: Path) -> None:
+def test_amd_gpus_are_in_the_order_of_hip(tmp_path: Path) -> None:
     add_amd(tmp_path, 0, 0, simds=0)  # The CPUs.
     add_amd(tmp_path, 1, 0xC1)
     add_amd(tmp_path, 2, 0x05)

@@ -61,7 +61,7 @@ def build_lacking(root: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", LACKING)
-def test_a_machine_that_lacks_something_is_an_error_or_leaves_workers_unbound(
+def test_missing_gpus_are_an_error_or_leave_workers_unbound(
     tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "holdfast")
@@ -75,9 +75,7 @@ def test_a_machine_that_lacks_something_is_an_error_or_leaves_workers_unbound(
     assert line.startswith("--numa-binding node: ")
 
 
-def test_an_order_that_only_cuda_knows_is_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unknown_gpu_order_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(console.NOTICE, "holdfast")
     SMALL.build(tmp_path)
     add_nvidia(tmp_path, 0, 0, "NVIDIA T4")
@@ -97,7 +95,7 @@ def test_invalid_options_are_refused(options: object) -> None:
         cpus_of_workers(options, range(1))
 
 
-def test_a_thread_is_bound_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_is_bound_only_inside_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     before = os.sched_getaffinity(0)
     one = {min(before)}

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_what_the_kernel_does_not_show_is_none(tmp_path: Path) -> None:
+def test_missing_topology_is_none(tmp_path: Path) -> None:
     put(tmp_path, "sys/devices/system/node/node0/cpulist", "0-1")
     cpus = (Cpu(0, 0, None, None), Cpu(1, 1, None, None))
     assert read_machine(str(tmp_path), []) == Machine((NumaNode(0, cpus),), ())
 
 
 @pytest.mark.parametrize(("said", "node"), [(1, 1), (-1, 0), (None, 0)])
-def test_a_device_of_unknown_node_is_at_the_first(
+def test_device_of_an_unknown_numa_node_is_at_the_first_node(
     tmp_path: Path, said: int | None, node: int
 ) -> None:
     add_pci(tmp_path, "0000:07:00.0", "0x10de", "0x030200", said)

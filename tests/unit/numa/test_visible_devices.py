@@ -7,7 +7,7 @@ from holdfast.numa.visible_devices import IF_SET, one_device_each, visible_numbe
 
 
 @pytest.mark.parametrize("visible", [None, "4,5,6", "GPU-a, GPU-b ,MIG-c"])
-def test_each_worker_is_shown_its_entry(visible: str | None) -> None:
+def test_each_worker_sees_one_entry_of_the_list(visible: str | None) -> None:
     inherited = {"A": "b"} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     expected = "0,1,2" if visible is None else visible
     for rank, device in enumerate(expected.split(",")):
@@ -15,13 +15,13 @@ def test_each_worker_is_shown_its_entry(visible: str | None) -> None:
 
 
 @pytest.mark.parametrize("name", IF_SET[1:])
-def test_variables_of_other_vendors_are_narrowed_where_they_are_set(name: str) -> None:
+def test_variables_of_other_vendors_are_narrowed_only_if_set(name: str) -> None:
     shown = one_device_each({name: "3,2,1,0"}, 1)
     assert shown == {"CUDA_VISIBLE_DEVICES": "1", name: "2"}
     assert name not in one_device_each({name: ""}, 1)
 
 
-def test_hips_own_variable_and_cudas_name_the_same_device() -> None:
+def test_hip_and_cuda_variables_name_the_same_device() -> None:
     """HIP's counts where both are set, so that narrowing CUDA's alone would show all devices."""
     assert one_device_each({"HIP_VISIBLE_DEVICES": "6,7"}, 1) == {
         "HIP_VISIBLE_DEVICES": "7", "CUDA_VISIBLE_DEVICES": "7",
@@ -30,13 +30,13 @@ def test_hips_own_variable_and_cudas_name_the_same_device() -> None:
     assert one_device_each(both, 0) == {"HIP_VISIBLE_DEVICES": "6", "CUDA_VISIBLE_DEVICES": "4"}
 
 
-def test_what_rocr_shows_is_left_as_it_is() -> None:
+def test_rocr_visible_devices_is_not_changed() -> None:
     """HIP's numbers count within it: narrowing both would leave most workers without a device."""
     assert one_device_each({"ROCR_VISIBLE_DEVICES": "4,5"}, 1) == {"CUDA_VISIBLE_DEVICES": "1"}
 
 
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"])
-def test_a_worker_without_a_device_is_told_of(name: str) -> None:
+def test_worker_without_a_device_is_an_error(name: str) -> None:
     with pytest.raises(
         UsageError, match=f"^--virtual-local-rank: worker 2 has no device, {name}='0,1' names 2$"
     ):
@@ -58,5 +58,5 @@ def test_a_worker_without_a_device_is_told_of(name: str) -> None:
         ("GPU-x,0", []),
     ],
 )
-def test_which_devices_a_list_shows(visible: str, numbers: list[int]) -> None:
+def test_visible_devices_are_parsed_as_cuda_does(visible: str, numbers: list[int]) -> None:
     assert visible_numbers(visible, ["GPU-a1", "GPU-b1", "GPU-a2"]) == numbers

@@ -74,7 +74,7 @@ class Wrapping(SubprocessHandler):
         return super()._popen(("env", "WRAPPED=yes", *args), env)
 
 
-def test_workers_are_started_by_the_replaced_handler(news: News) -> None:
+def test_custom_subprocess_handler_starts_the_workers(news: News) -> None:
     assert replace_subprocess_handler(Wrapping) is None
     try:
         context = make(news, "echo $WRAPPED $$ > $NEWS", "exit 0")
@@ -90,7 +90,7 @@ def test_workers_are_started_by_the_replaced_handler(news: News) -> None:
 
 
 @pytest.mark.usefixtures("replaced")
-def test_replaced_workers_are_stopped_with_their_groups(news: News) -> None:
+def test_workers_of_a_custom_handler_are_stopped_with_their_process_groups(news: News) -> None:
     script = "sleep 1000 & echo child $! > $NEWS; echo ready $$ > $NEWS; exec sleep 1000"
     context = make(news, script)
     context.start()
@@ -101,7 +101,7 @@ def test_replaced_workers_are_stopped_with_their_groups(news: News) -> None:
 
 
 @pytest.mark.usefixtures("replaced")
-def test_replaced_workers_do_not_survive_the_keeper(news: News) -> None:
+def test_workers_of_a_custom_handler_die_with_the_keeper(news: News) -> None:
     """They are not below the keeper, so only the agent can kill them."""
     context = make(news, IGNORES, WAITS)
     context.start()

@@ -144,7 +144,7 @@ def test_exit_status_is_that_of_the_first_failure_and_never_0(exitcode: int, sta
     assert exit_status(error) == status
 
 
-def test_the_error_survives_pickling(tmp_path: Path) -> None:
+def test_child_failed_error_survives_pickling(tmp_path: Path) -> None:
     error = ChildFailedError("train.py", {3: recorded(tmp_path, {}, stderr_tail="noise")})
     error.log_dir = "/logs"
     again = pickle.loads(pickle.dumps(error))

@@ -130,7 +130,7 @@ def test_unpicklable_return_value_is_a_failure(callers: Callers) -> None:
     assert failure.recorded_message() in failure.stderr_tail
 
 
-def test_an_exception_is_recorded_and_printed(callers: Callers) -> None:
+def test_exception_of_a_function_is_recorded_and_printed(callers: Callers) -> None:
     result = callers.result(fns.fail, ("on purpose",))
     failure = result.failures[0]
     assert (failure.exitcode, failure.consequence) == (1, False)

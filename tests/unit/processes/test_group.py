@@ -408,7 +408,7 @@ def test_unfollowed_output_is_in_the_failure(
     assert capfd.readouterr().err == "why\n"
 
 
-def test_only_a_shortage_is_retryable() -> None:
+def test_only_a_lack_of_resources_is_retryable() -> None:
     assert is_retryable(None)
     assert all(is_retryable((number, "x")) for number in (errno.EAGAIN, errno.ETXTBSY))
     assert not any(is_retryable((number, "x")) for number in (0, errno.ENOENT, errno.EACCES))

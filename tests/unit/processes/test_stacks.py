@@ -83,7 +83,7 @@ def without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
 
 
-def test_stacks_of_an_unprepared_script_running_or_stopped() -> None:
+def test_stacks_of_an_unprepared_script_are_shown_running_or_stopped() -> None:
     with Process(PLAIN) as process:
         assert "where_it_is (<string>:" in dump_stacks(process.pid)
         os.kill(process.pid, signal.SIGSTOP)

@@ -53,7 +53,7 @@ def test_chained_tracebacks_are_one(connector: str) -> None:
     assert last_traceback(f"{OTHER}\n\nretrying\n{chain}\n\nbye\n") == chain
 
 
-def test_a_real_exception_group(tmp_path: Path) -> None:
+def test_exception_group_is_found_as_one_traceback(tmp_path: Path) -> None:
     code = """
         try:
             1 / 0
@@ -67,7 +67,7 @@ def test_a_real_exception_group(tmp_path: Path) -> None:
     assert "  + Exception Group Traceback" in found
 
 
-def test_a_real_fault_with_threads(tmp_path: Path) -> None:
+def test_fatal_error_includes_the_stacks_of_all_threads(tmp_path: Path) -> None:
     code = """
         import ctypes, faulthandler, threading
         faulthandler.enable()

@@ -112,7 +112,7 @@ def test_frozen_zygote_is_abandoned(
     assert harness.run().out == "warm\n"
 
 
-def test_variables_that_are_read_at_the_start_must_be_the_same(harness: Harness) -> None:
+def test_changed_startup_variables_prevent_a_warm_start(harness: Harness) -> None:
     assert harness.warm.takes(harness.argv, {**harness.env, "RANK": "1"}, {})
     assert not harness.warm.takes(harness.argv, {**harness.env, "PYTHONHASHSEED": "1"}, {})
 
@@ -171,5 +171,5 @@ def test_python_commands_are_parsed(line: str, flags: str, kind: str, what: str,
      "-x train.py", "-u", "-m", "-c", "-W", "-X", "--check-hash-based-pycs always train.py",
      "-Z train.py"],
 )  # fmt: skip
-def test_unknown_commands_are_not_parsed(line: str) -> None:
+def test_commands_with_unknown_interpreters_or_flags_are_not_parsed(line: str) -> None:
     assert parse_command(["python", *line.split()]) is None

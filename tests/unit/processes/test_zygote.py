@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.processes.keeper.keeper_client import Keeper
 
 
-def test_both_sides_agree_on_the_descriptors_that_are_kept_free() -> None:
+def test_agent_and_zygote_keep_the_same_descriptors_free() -> None:
     assert warm_start.RESERVED_END == zygote_program.RESERVED_END
     assert warm_start.MARSHAL_VERSION == zygote_program.MARSHAL_VERSION
     assert zygote_program.__file__ == warm_start.PROGRAM
@@ -65,7 +65,7 @@ def test_a_module_that_opens_a_gpu_ends_preloading(
         assert harness.run(warm=False).exitcode == 0
 
 
-def test_many_workers_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_started_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm_start, "BATCH_MAX", 4)
     out = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     null = os.open(os.devnull, os.O_RDWR)

@@ -58,7 +58,7 @@ def seqs(arrived: list[object]) -> list[int]:
     return [one[1].seq for one in arrived]  # type: ignore[index]
 
 
-def test_what_happens_to_a_stopped_process_waits_and_its_timer_comes_last(world: World) -> None:
+def test_stopped_process_receives_its_messages_on_resume_and_then_its_timer(world: World) -> None:
     one = Clockwork(world)
     one.arm(one.clock + 1.0)
     one.after(2.0, one.notice, "first")
@@ -87,7 +87,7 @@ def test_messages_keep_their_order_unless_conditions_are_rough(world: World) -> 
     assert len(rough) > len(set(rough))
 
 
-def test_what_a_machine_raises_is_a_finding_with_its_story() -> None:
+def test_exception_of_a_machine_is_a_violation_with_its_story() -> None:
     class Broken(Rounds):
         def handle(self, now: float, event: object, cause: str = "") -> list[View]:
             raise RuntimeError("no more")
@@ -98,7 +98,7 @@ def test_what_a_machine_raises_is_a_finding_with_its_story() -> None:
     assert "no more" in result.story[-1]
 
 
-def test_a_result_has_the_command_that_shows_it_again() -> None:
+def test_result_names_the_command_that_reproduces_it() -> None:
     result = simulate(12, nodes=3, minutes=1.5, profile="pauses", driver="etcd")
     assert result.story == ()
     assert result.command == (

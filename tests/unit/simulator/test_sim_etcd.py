@@ -49,7 +49,7 @@ def watched(etcd: SimEtcd, key: bytes, end: bytes = b"", start: int = 0) -> Seen
     return seen
 
 
-def test_a_lease_goes_on_while_it_is_kept_alive() -> None:
+def test_keepalive_extends_a_lease() -> None:
     etcd = SimEtcd()
     lease = grant(etcd, 5)
     assert etcd.perform(3.0, KeepAlive(lease)) == KeptAlive(5)
@@ -60,14 +60,14 @@ def test_a_lease_goes_on_while_it_is_kept_alive() -> None:
     assert read(etcd, b"a") == ()
 
 
-def test_after_a_failover_leases_have_their_whole_time_again() -> None:
+def test_failover_renews_all_leases() -> None:
     etcd = SimEtcd()
     grant(etcd, 5)
     etcd.failover(4.0)
     assert etcd.next_expiry() == 9.0 + ELECTION_S
 
 
-def test_history_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sim_etcd, "HISTORY_REVISIONS_MAX", 10)
     etcd = SimEtcd()
     for _ in range(25):

@@ -214,7 +214,7 @@ class Asking:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_same_requests_have_the_same_answers(both: Both, seed: int) -> None:
+def test_simulated_etcd_responds_like_real_etcd(both: Both, seed: int) -> None:
     rng = seeded(seed)
     asking = Asking(both.sim, rng)
     answers: list[Answer] = []
@@ -242,7 +242,7 @@ def test_the_same_requests_have_the_same_answers(both: Both, seed: int) -> None:
     assert both.sim.revision - both.start > 60, "most requests have something to do"
 
 
-def test_after_a_compaction_watches_see_the_same(both: Both) -> None:
+def test_watches_after_a_compaction_match_real_etcd(both: Both) -> None:
     rng = seeded("compaction")
     asking = Asking(both.sim, rng)
     for _ in range(60):
@@ -274,7 +274,7 @@ def test_after_a_compaction_watches_see_the_same(both: Both) -> None:
         (Delete(b"nobody"),) * (OPS_MAX + 1),
     ],
 )
-def test_corners_of_transactions(both: Both, ops: tuple[Op, ...]) -> None:
+def test_edge_cases_of_transactions_match_real_etcd(both: Both, ops: tuple[Op, ...]) -> None:
     both.ask(Txn(success=(Put(b"a", b"1"), Put(b"b", b"1"), Put(b"c", b"1"))))
     both.ask(Txn(success=ops))
     both.ask(Txn(failure=ops))
@@ -282,7 +282,7 @@ def test_corners_of_transactions(both: Both, ops: tuple[Op, ...]) -> None:
     both.compare_watches(b"\0", b"\0", both.start)
 
 
-def test_leases_have_the_same_limits(both: Both) -> None:
+def test_lease_limits_match_real_etcd(both: Both) -> None:
     for ttl_s in (-1, 0, 1, 2, 3, 9_000_000_000, 9_000_000_001):
         both.ask(Grant(ttl_s))
     both.fill(full=True)
@@ -290,7 +290,7 @@ def test_leases_have_the_same_limits(both: Both) -> None:
     both.fill(full=False)
 
 
-def test_a_lease_ends_in_the_same_way(both: Both) -> None:
+def test_lease_expiry_matches_real_etcd(both: Both) -> None:
     leases = [both.ask(Grant(2)) for _ in range(2)]
     first, second = (one.lease for one in leases if isinstance(one, Granted))
     both.ask(Txn(success=(Put(b"b", b"", first), Put(b"a/1", b"", first), Put(b"c", b"", first))))

@@ -35,7 +35,7 @@ def test_session_above_the_limit_ends_the_oldest() -> None:
     assert all(access.session(0.0, one) for one in ids[1:])
 
 
-def test_each_session_has_its_own_word() -> None:
+def test_each_session_has_its_own_csrf_value() -> None:
     access = Access(TOKEN, 1)
     sessions = [access.session(0.0, access.log_in(0.0, TOKEN, "") or "") for _ in range(2)]
     first, second = sessions

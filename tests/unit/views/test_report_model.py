@@ -152,7 +152,7 @@ def test_job_without_a_round_has_a_report() -> None:
     assert costs_of(report) == {"regroup": 60.0}
 
 
-def test_a_straggler_is_found() -> None:
+def test_straggler_is_named() -> None:
     node = Timeline(ranks=(0, 1, 2))
     node.run()
     node.generation(0, 2.0, 3.0)
@@ -169,7 +169,7 @@ def test_a_straggler_is_found() -> None:
     assert [row[middle] for row in progress.heat] == pytest.approx([1.0, 1.0, 0.5])
 
 
-def test_many_ranks_do_not_make_the_report_longer() -> None:
+def test_report_size_does_not_grow_with_ranks() -> None:
     ranks = tuple(range(5 * RANKS_SHOWN))
     node = Timeline(ranks=ranks)
     node.run()

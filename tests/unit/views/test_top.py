@@ -185,7 +185,7 @@ async def test_keys_select_the_view() -> None:
 
 
 @in_loop
-async def test_no_request_without_a_confirmation() -> None:
+async def test_request_needs_a_confirmation() -> None:
     app = made(3, 2)
     asked: Asked = given(app).client
 
@@ -323,5 +323,5 @@ def test_escape_sequences_of_workers_have_no_effect(line: str, seen: str) -> Non
     [(None, "-"), (0.0, "0ms"), (0.9996, "1.0s"), (59.96, "1m00s"), (3599.6, "1h00m"),
      (86_399.9, "1d00h"), (1e6, "11d13h")],
 )  # fmt: skip
-def test_durations_are_short(seconds: float | None, text: str) -> None:
+def test_durations_are_formatted_briefly(seconds: float | None, text: str) -> None:
     assert tables.duration(seconds) == text
