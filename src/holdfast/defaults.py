@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 PROTOCOL_VERSION = 1
-"""Both sides of a connection must speak this version; the handshake refuses any other."""
+"""Both sides of a connection must speak this version, and stored records have it; any other is refused."""
+
+SAME_VERSION = "install the same Holdfast on all nodes"
 
 START_METHODS = ("spawn", "fork", "forkserver")
 

@@ -76,7 +76,15 @@ from holdfast.core.etcd.etcd_session import (
     ReportOpened,
     SessionEvent,
 )
-from holdfast.core.etcd.keys import JobKeys, JobRecord, NodeRecord, Presence, get_prefix, unpack
+from holdfast.core.etcd.keys import (
+    MARK,
+    JobKeys,
+    JobRecord,
+    NodeRecord,
+    Presence,
+    get_prefix,
+    unpack,
+)
 from holdfast.core.etcd.leader import LeaderState
 from holdfast.core.etcd.witness import (
     ConnectPresence,
@@ -493,7 +501,7 @@ def value_text(key: bytes, value: bytes) -> str:
         return text + (f", call {node.call}" if node.call else "")
     if key.startswith(KEYS.views) and (view := unpack(View, value)):
         return f"{view.term}.{view.revision} {described(view)}"
-    return value.decode(errors="replace").replace("\n", " at ")
+    return value.removeprefix(MARK + b" ").decode(errors="replace").replace("\n", " at ")
 
 
 def job_text(job: Job) -> str:

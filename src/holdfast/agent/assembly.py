@@ -1,4 +1,4 @@
-"""Assembles an agent: the machine, workers, membership and services of one `AgentLoop`."""
+"""Assembles an agent: the machine, workers, job and services of one `AgentLoop`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from holdfast.core.supervision import Supervision
 from holdfast.rendezvous.handler import follows_views
 
 if TYPE_CHECKING:
-    from holdfast.agent.coordinated_job import CoordinatedJob
-    from holdfast.agent.loop import Workers
+    from holdfast.agent.loop import Job, Workers
     from holdfast.agent.side_services import HealthServer
     from holdfast.agent.spec import WorkerSpec
     from holdfast.agent.worker_processes import ProcessSettings
@@ -39,13 +38,13 @@ def agent_of(
     limit_s = stuck_limit(stuck_limit_s)
     services = services_of(spec, reporter, health_server, limit_s)
     workers = WorkerProcesses(group, settings, services.watchdogs)
-    machine, membership = machine_and_membership(
+    machine, job = machine_and_job(
         group, reporter, workers, exit_barrier_s=loop.exit_barrier_timeout, stuck_limit_s=limit_s
     )
     return AgentLoop(
         machine,
         workers,
-        membership,
+        job,
         services,
         group=group,
         reporter=reporter,
@@ -68,15 +67,15 @@ def services_of(
     return SideServices(spec.rdzv_handler.get_run_id(), reporter, health_server, blocked)
 
 
-def machine_and_membership(
+def machine_and_job(
     group: WorkerGroup,
     reporter: LifecycleReporter,
     workers: Workers,
     *,
     exit_barrier_s: float,
     stuck_limit_s: float | None,
-) -> tuple[Supervision, CoordinatedJob | PolledJob]:
-    """Return the machine and the membership of this node, for one run."""
+) -> tuple[Supervision, Job]:
+    """Return the machine and this node's part in the job, for one run."""
     spec = group.spec
     handler: object = spec.rdzv_handler
     if follows_views(handler):

@@ -1,6 +1,6 @@
 """This node's part in a job with a coordinator (or an etcd leader).
 
-`CoordinatedJob` connects the agent's loop to the membership. It turns messages into events of the
+`CoordinatedJob` connects the agent's loop to its `Membership`. It turns messages into events of the
 machine, sends the machine's reports, and prints the progress of the job. It decides nothing.
 """
 
@@ -63,11 +63,9 @@ class CoordinatedJob:
         """`failures` returns the known failures of this node's workers."""
         self.group = group
         self.fence = 0
-        self.connection: Membership | None = None
+        self.membership: Membership | None = None
         self.workers_deadline: WorkersDeadline | None = None
-        """When the keeper kills the workers, unless the connection extends it."""
         self.on_answer: Callable[[RequestAnswer], None] | None = None
-        """Receives the answer to a request that a client sent through this node."""
         self._handler = handler
         self._machine = machine
         self._reporter = reporter
@@ -82,9 +80,9 @@ class CoordinatedJob:
         self._is_standby = False
 
     @property
-    def _connected(self) -> Membership:
-        assert self.connection is not None, "the job was not joined"
-        return self.connection
+    def _joined(self) -> Membership:
+        assert self.membership is not None, "the job was not joined"
+        return self.membership
 
     # The job.
 
@@ -92,20 +90,20 @@ class CoordinatedJob:
         """Enter the job with this node's role, number of workers and restart budget."""
         spec = self.group.spec
         require_descriptors(JOB_DESCRIPTORS + WORKER_DESCRIPTORS * spec.local_world_size)
-        connection = self.connection = self._handler.enter(
+        membership = self.membership = self._handler.enter(
             role=spec.role,
             local_world_size=spec.local_world_size,
             max_restarts=spec.max_restarts,
         )
-        self.workers_deadline = WorkersDeadline(connection.presence_fd)
-        connection.guard(self.workers_deadline.renew)
-        self._first_view = connection.view  # None, unless this agent runs again.
+        self.workers_deadline = WorkersDeadline(membership.presence_fd)
+        membership.guard(self.workers_deadline.renew)
+        self._first_view = membership.view  # None, unless this agent runs again.
 
     # Events.
 
     def descriptors(self) -> list[int]:
         """Return the descriptors that are readable while `events` has something."""
-        return [self._connected.fileno()]
+        return [self._joined.fileno()]
 
     def next_deadline(self, now: float) -> float | None:
         del now
@@ -116,14 +114,14 @@ class CoordinatedJob:
         del now
         events: list[Event] = []
         # Other nodes need the coordinator; their workers need the store.
-        is_needed = self._connected.hosting or self._handler.serves_workers
+        is_needed = self._joined.hosting or self._handler.serves_workers
         if is_needed is not self._is_needed:
             self._is_needed = is_needed
             events.append(coordinated_supervision.NeededByOthers(is_needed))
         if self._first_view is not None:
             events.append(coordinated_supervision.ViewReceived(self._first_view))
             self._first_view = None
-        for message in self._connected.take():
+        for message in self._joined.take():
             match message:
                 case coordinated_supervision.ViewReceived(view):
                     if view.role is NodeRole.MEMBER:
@@ -154,33 +152,28 @@ class CoordinatedJob:
 
     # Effects.
 
-    def perform(self, effect: Effect, cause: str) -> None:
+    def perform(self, effect: Effect, cause: str, *, is_attended: bool = False) -> None:
         """Send a report to the coordinator, or a notice to the user."""
-        connection = self._connected
+        del is_attended
+        membership = self._joined
         match effect:
             case coordinated_supervision.ReportStatus(NodePhase.FAILED, generation, clear):
                 failure, report = self._describe_failure()
-                problem = connection.problem()
+                problem = membership.problem()
                 if problem:
                     console.error(
                         f"{failure.summary}; cannot report it: {problem} "
                         "(the job may restart or end)"
                     )
-                connection.report(
+                membership.report(
                     NodePhase.FAILED, generation, failure, report, clear=clear, cause=cause
                 )
             case coordinated_supervision.ReportStatus(phase, generation, clear):
-                connection.report(phase, generation, clear=clear, cause=cause)
+                membership.report(phase, generation, clear=clear, cause=cause)
             case coordinated_supervision.Rejoin():
-                connection.rejoin(cause=cause)
+                membership.rejoin(cause=cause)
             case coordinated_supervision.ReportWait(limit_s, has_ended):
                 self._notice_wait(limit_s, has_ended=has_ended)
-
-    def join_round(self, *, is_attended: bool) -> Event:
-        raise NotImplementedError(f"the coordinator forms the rounds (attended: {is_attended})")
-
-    def exit_barrier(self) -> None:
-        raise NotImplementedError("the coordinator knows when all nodes have finished")
 
     def assign_ranks(self) -> None:
         """Give the workers the ranks of the newest view."""
@@ -205,7 +198,7 @@ class CoordinatedJob:
         self._reporter.ranks_assigned()
 
     def workers_stopped(self) -> None:
-        """Stop the timer that limits how long workers may run without a connection."""
+        """Stop the timer that limits how long workers may run without a membership."""
         if self.workers_deadline is not None:
             self.workers_deadline.end()
 
@@ -283,7 +276,7 @@ class CoordinatedJob:
         if outcome is supervision.Outcome.COORDINATOR_LOST:
             return RendezvousConnectionError(self._loss)
         if outcome is supervision.Outcome.JOIN_TIMED_OUT:
-            return RendezvousTimeoutError(self._handler.describe_timeout(self._connected))
+            return RendezvousTimeoutError(self._handler.describe_timeout(self._joined))
         view = self._machine.view
         over = view is not None and view.role is NodeRole.CLOSED
         if outcome is supervision.Outcome.SUCCEEDED and self._loss and not over:
@@ -308,7 +301,7 @@ class CoordinatedJob:
 
     def explain_expiry(self) -> None:
         """Report why the keeper kills the workers."""
-        why = self._connected.problem() or "this agent was not running"
+        why = self._joined.problem() or "this agent was not running"
         console.error(
             f"{why}: the keeper killed the workers, before other nodes may replace them (on_lost)"
         )
@@ -388,12 +381,12 @@ class CoordinatedJob:
 
     def _notice_missing(self) -> None:
         """Print why no round forms; a standby does not wait for one."""
-        connection, view = self._connected, self._machine.view
+        membership, view = self._joined, self._machine.view
         if view is not None and view.role is not NodeRole.WAITING:
             return
-        view = connection.view
-        if view is None or connection.problem():
-            problem = connection.problem() or f"no response from {self._handler.endpoint} yet"
+        view = membership.view
+        if view is None or membership.problem():
+            problem = membership.problem() or f"no response from {self._handler.endpoint} yet"
             if not self._wait_notice:  # `problem` contains the time, so it changes on every call.
                 self._notice_once(f"waiting: {problem}")
             return

@@ -2,17 +2,17 @@
 
 `AgentLoop` is composed of a machine that decides (`core.supervision`, or
 `core.coordinated_supervision` for a job with a coordinator), the node's workers
-(`agent.worker_processes`), its membership in the job (`agent.coordinated_job` or
-`agent.polled_job`) and its side services (`agent.side_services`). One turn of the loop::
+(`agent.worker_processes`), its part in the job (`agent.coordinated_job` or `agent.polled_job`) and
+its side services (`agent.side_services`). One turn of the loop::
 
     wait until a descriptor is readable or a deadline passes
-    for each event of the signals, requests, membership, workers and services, in this order:
+    for each event of the signals, requests, job, workers and services, in this order:
         effects = machine.handle(now, event, cause)
         perform the effects IN ORDER; the outcome of an effect is one more event
     machine.handle(now, TICK), if the machine's deadline has passed
 
-Only the machine decides. Workers, membership and services report events and perform effects; none
-of them restarts, stops or kills anything by itself.
+Only the machine decides. Workers, job and services report events and perform effects; none of them
+restarts, stops or kills anything by itself.
 """
 
 from __future__ import annotations
@@ -49,19 +49,82 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Protocol
 
-    from holdfast.agent.coordinated_job import CoordinatedJob
     from holdfast.agent.lifecycle_reporter import LifecycleReporter
-    from holdfast.agent.polled_job import PolledJob
     from holdfast.agent.side_services import SideServices
     from holdfast.agent.spec import WorkerGroup
     from holdfast.core.machine import Effect, Event
+    from holdfast.core.protocol import RequestAnswer
     from holdfast.core.supervision import Supervision
     from holdfast.membership.interface import Membership
     from holdfast.processes.failures.failure import ProcessFailure
+    from holdfast.processes.keeper.deadline import WorkersDeadline
     from holdfast.processes.workers.group import PContext
     from holdfast.processes.workers.pages import Progress
 
     Busy = Callable[[str], AbstractContextManager[None]]
+
+    class Job(Protocol):
+        """This node's part in the job: `agent.coordinated_job` or `agent.polled_job`."""
+
+        group: WorkerGroup
+        fence: int
+        on_answer: Callable[[RequestAnswer], None] | None
+        """Receives the answer to a request that a client sent through this node."""
+
+        @property
+        def membership(self) -> Membership | None:
+            """The membership in a job of several nodes; None if this agent decides alone."""
+
+        @property
+        def workers_deadline(self) -> WorkersDeadline | None:
+            """When the keeper kills the workers, unless the membership extends it."""
+
+        @property
+        def last_reason(self) -> str:
+            """Why the round or the generation last changed."""
+
+        @property
+        def members(self) -> tuple[str, ...]:
+            """The nodes of the round by rank; empty if they are unknown."""
+
+        def join(self) -> None:
+            """Enter the job."""
+
+        def events(self, now: float) -> list[Event]:
+            """Return what other nodes did."""
+
+        def waiting_nodes(self) -> list[Event]:
+            """Return an event if nodes wait to join; the loop asks after all other events."""
+
+        def descriptors(self) -> list[int]:
+            """Return what becomes readable when `events` has something."""
+
+        def next_deadline(self, now: float) -> float | None:
+            """Return when `waiting_nodes` is due at the latest."""
+
+        def cause_of(self, event: Event) -> str:
+            """Return the id of the message that caused an event."""
+
+        def perform(self, effect: Effect, cause: str, *, is_attended: bool) -> Event | None:
+            """Perform an effect that concerns other nodes; return its outcome if it is known at once."""
+
+        def assign_ranks(self) -> None:
+            """Give the workers their ranks in the newest round."""
+
+        def workers_stopped(self) -> None:
+            """Note that all workers have exited."""
+
+        def explain_expiry(self) -> None:
+            """Report why the keeper kills the workers."""
+
+        def settle(self) -> None:
+            """Start what a short run does not need."""
+
+        def failures(self, local: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
+            """Return the known failures of the whole job."""
+
+        def error(self, outcome: Outcome) -> Exception | None:
+            """Return the error if this node's part ended before the job; otherwise None."""
 
     class Workers(Protocol):
         """The workers of one node: `agent.worker_processes`, or hooks of a TorchElastic subclass."""
@@ -132,7 +195,7 @@ class AgentLoop:
         self,
         machine: Supervision,
         workers: Workers,
-        membership: CoordinatedJob | PolledJob,
+        job: Job,
         services: SideServices,
         *,
         group: WorkerGroup,
@@ -141,7 +204,7 @@ class AgentLoop:
     ) -> None:
         self.machine = machine
         self.workers = workers
-        self.membership = membership
+        self.job = job
         self.services = services
         self.group = group
         self.reporter = reporter
@@ -207,20 +270,19 @@ class AgentLoop:
     def supervise(self) -> RunResult:
         """Follow the machine from its first event to its end; raise if the run has no result."""
         self.workers.prepare()  # A signal now ends everything that this starts.
+        self.job.join()
         membership = self.membership
-        membership.join()
-        connection = membership.connection
         control = self._begin_control()
-        if connection is None:
+        if membership is None:
             return self._conclude(self._turn())
         control.open()  # The job is visible while the node waits for others.
-        connection.control.on_watch(control.watched)
+        membership.control.on_watch(control.watched)
         try:
             if not self.workers.blocks:
-                connection.heartbeat.start()  # It stops if this loop no longer turns.
+                membership.heartbeat.start()  # It stops if this loop no longer turns.
             return self._conclude(self._turn())
         finally:
-            connection.heartbeat.stop()
+            membership.heartbeat.stop()
 
     def _turn(self) -> supervision.Finish:
         self._dispatch([supervision.Begun()])
@@ -229,11 +291,11 @@ class AgentLoop:
             now = time.monotonic()
             self._dispatch(self._signal_events())
             self._dispatch(self.services.take_requests())
-            self._dispatch(self.membership.events(now))
+            self._dispatch(self.job.events(now))
             self._dispatch(self._store_events())
             self._dispatch(self.workers.events(now))
             self._dispatch(self.services.take_events())
-            self._dispatch(self.membership.waiting_nodes())
+            self._dispatch(self.job.waiting_nodes())
             deadline = self.machine.next_deadline(now)
             if deadline is not None and deadline <= now:
                 self._dispatch([TICK])
@@ -246,12 +308,12 @@ class AgentLoop:
             raise SignalException(f"agent {os.getpid()} received {in_words(one)}", one)
         if finish.outcome is Outcome.STOPPED:
             raise JobStopped(f"the job was stopped: {self.machine.request_text}")
-        problem = self.membership.error(finish.outcome)
+        problem = self.job.error(finish.outcome)
         if problem is not None:
             raise problem
         failures = result.failures
         if finish.outcome is Outcome.FAILED:
-            failures = self.membership.failures(failures)
+            failures = self.job.failures(failures)
         state = WorkerState.FAILED if finish.outcome is Outcome.FAILED else WorkerState.SUCCEEDED
         self.group.state = state
         return RunResult(state, result.return_values, failures)
@@ -266,12 +328,12 @@ class AgentLoop:
     def _wait_for_change(self) -> None:
         now = time.monotonic()
         deadline = self.machine.next_deadline(now)
-        deadline = min_of(deadline, self.membership.next_deadline(now))
+        deadline = min_of(deadline, self.job.next_deadline(now))
         deadline = min_of(deadline, self.workers.next_deadline(now))
         alarm = self._store_alarm()
         self.wait(
             deadline,
-            *self.membership.descriptors(),
+            *self.job.descriptors(),
             *self.workers.descriptors(),
             *([alarm] if alarm >= 0 else []),
         )
@@ -289,8 +351,8 @@ class AgentLoop:
         with ExitStack() as stack:
             stack.enter_context(self.signals.raising())
             stack.enter_context(self.services.away(what))
-            if self.connection is not None:
-                stack.enter_context(self.connection.heartbeat)  # It expects no turns meanwhile.
+            if self.membership is not None:
+                stack.enter_context(self.membership.heartbeat)  # It expects no turns meanwhile.
             yield
 
     # Events.
@@ -343,14 +405,14 @@ class AgentLoop:
                 self.reporter.worker_ended(rank, failed=failed)
             case supervision.WorkersStopped(generation):
                 cause = cause or self._stop_step
-                self.membership.workers_stopped()
+                self.job.workers_stopped()
                 self.services.workers_stopped()
                 self.group.state = WorkerState.STOPPED
                 self.reporter.generation_stopped(generation, self.workers.result.failures)
             case supervision.WorkersExpired():
-                self.membership.explain_expiry()
+                self.job.explain_expiry()
             case _:
-                cause = cause or self.membership.cause_of(event)
+                cause = cause or self.job.cause_of(event)
         self._queue.append((event, cause))
 
     def _decide(self, event: Event, cause: str) -> list[Effect]:
@@ -369,12 +431,12 @@ class AgentLoop:
                 if self.machine.generation >= 0:
                     log_restart(self.machine, self.workers.result.failures)
                 with self.busy("the rendezvous"):
-                    return self.membership.join_round(is_attended=self.is_attended)
+                    return self._perform_in_job(effect, step)
             case supervision.StartWorkers(generation):
                 self._stop_step = ""
                 if self.services.control is not None:
                     self.services.control.open()
-                self.membership.assign_ranks()
+                self.job.assign_ranks()
                 self.start_generation(self.workers.start)
                 return supervision.WorkersStarted(generation)
             case supervision.StopWorkers(generation, reason, signum):
@@ -392,13 +454,15 @@ class AgentLoop:
                 self.services.watchdogs.signal(pid, signum)
             case supervision.EnterBarrier():
                 with self.busy("the exit barrier"):
-                    self.membership.exit_barrier()
-                return supervision.BarrierEnded()
+                    return self._perform_in_job(effect, step)
             case supervision.Finish():
                 self._finish = effect
             case _:
-                self.membership.perform(effect, step)
+                return self._perform_in_job(effect, step)
         return None
+
+    def _perform_in_job(self, effect: Effect, step: str) -> Event | None:
+        return self.job.perform(effect, step, is_attended=self.is_attended)
 
     def start_generation(self, start: Callable[[StartOrder, Busy], Mapping[int, object]]) -> None:
         """Start the workers of the machine's generation, and report it."""
@@ -406,7 +470,7 @@ class AgentLoop:
         for local_rank, worker_id in start(self.start_order(), self.busy).items():
             group.workers[local_rank].id = worker_id
         group.state = WorkerState.HEALTHY
-        job = self.membership
+        job = self.job
         self.reporter.generation_started(begun, job.fence, job.last_reason, job.members)
         log_start(group, machine.generation)
 
@@ -416,10 +480,10 @@ class AgentLoop:
         return StartOrder(
             generation=self.machine.generation,
             restart_count=self.machine.restart_count,
-            fence=self.membership.fence,
+            fence=self.job.fence,
             previous_world_size=world_size,
-            last_end=self.membership.last_reason or why if self.previous else "",
-            deadline=self.membership.workers_deadline,
+            last_end=self.job.last_reason or why if self.previous else "",
+            deadline=self.job.workers_deadline,
             is_attended=self.is_attended,
         )
 
@@ -465,21 +529,21 @@ class AgentLoop:
     def _settle(self) -> None:
         """Start what a short run does not need."""
         self.workers.settle()
-        self.membership.settle()
+        self.job.settle()
 
     def _begin_control(self) -> ControlPoint:
         """Prepare what makes the job visible to `holdfast ps` and the other commands."""
         control = self.services.control = ControlPoint(self, self.reporter.describe_run)
         self.reporter.observers.add(control)
-        self.membership.on_answer = control.answered
+        self.job.on_answer = control.answered
         return control
 
     # What others read.
 
     @property
-    def connection(self) -> Membership | None:
-        """The connection to the coordinator; None if this agent decides alone."""
-        return self.membership.connection
+    def membership(self) -> Membership | None:
+        """The membership in a job of several nodes; None if this agent decides alone."""
+        return self.job.membership
 
     @property
     def is_attended(self) -> bool:

@@ -1,8 +1,7 @@
 """This node's part in a job without a coordinator: the agent polls a `RendezvousHandler`.
 
 The agent decides for its own node. It joins a round before every start, and regroups when the
-handler counts waiting nodes. `PolledJob` has the methods of `CoordinatedJob`, as the agent's loop
-uses them.
+handler counts waiting nodes.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class RoundBroken(Exception):
 class PolledJob:
     """The rounds of one node, formed by the handler of its specification."""
 
-    connection = None
+    membership = None
     last_reason = ""
     members = ()
     """The nodes of the round are not known by name."""
@@ -104,10 +103,16 @@ class PolledJob:
 
     # Effects.
 
-    def perform(self, effect: Effect, cause: str) -> None:
-        raise NotImplementedError(f"{effect} is for a job with a coordinator (cause {cause})")
+    def perform(self, effect: Effect, cause: str, *, is_attended: bool) -> Event:
+        """Join a round, or wait for the other nodes at the end."""
+        del cause
+        if isinstance(effect, supervision.JoinRound):
+            return self._join_round(is_attended=is_attended)
+        assert isinstance(effect, supervision.EnterBarrier)
+        self.exit_barrier()
+        return supervision.BarrierEnded()
 
-    def join_round(self, *, is_attended: bool) -> Event:
+    def _join_round(self, *, is_attended: bool) -> Event:
         """Join the next round, and give the workers their ranks."""
         group = self.group
         self.find_round(lambda: self.next_round(is_attended=is_attended))
@@ -162,7 +167,7 @@ class PolledJob:
         )
 
     def assign_ranks(self) -> None:
-        pass  # `join_round` has done so.
+        pass  # They were given in `next_round`.
 
     def workers_stopped(self) -> None:
         pass

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         def machine(self) -> Supervision: ...
 
         @property
-        def connection(self) -> Membership | None:
+        def membership(self) -> Membership | None:
             """The membership in a job of several nodes; None if the job has only this agent."""
 
         @property
@@ -117,10 +117,10 @@ class ControlPoint:
         """
         if self._wakeup >= 0:
             return
-        connection = self.agent.connection
+        membership = self.agent.membership
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        port = connection.control.port if connection is not None else None
-        if connection is not None:
+        port = membership.control.port if membership is not None else None
+        if membership is not None:
             self._lock = threading.Lock()  # The connection's thread may need the server first.
         if port is not None:
             port.serve(self._adopt_client)
@@ -188,11 +188,11 @@ class ControlPoint:
         while self._requests:
             request, answer = self._requests.popleft()
             agent = self.agent
-            if agent.connection is not None:
+            if agent.membership is not None:
                 self._pending = [one for one in self._pending if not one[1].done()]
                 self._pending.append((request.id, answer))
-                agent.connection.control.request(request)
-                view = agent.connection.view
+                agent.membership.control.request(request)
+                view = agent.membership.view
                 if view is not None and view.answered is not None:
                     self.answered(view.answered)  # The request may be a repetition.
                 continue

@@ -257,7 +257,7 @@ class NodeServer:
         self._reporting: asyncio.TimerHandle | None = None
         self._report_every_s = 0.0
         self._unreported: list[EventRecord] = []
-        self._connection = agent.connection
+        self._membership = agent.membership
         handler: Any = agent.group.spec.rdzv_handler
         self._run_id: str = handler.get_run_id()
         self._node: str = getattr(handler, "node_id", "")
@@ -308,7 +308,7 @@ class NodeServer:
     # Connections.
 
     def _begin_client(self, connection: socket.socket, address: str) -> None:
-        port = self._connection.control.port if self._connection is not None else None
+        port = self._membership.control.port if self._membership is not None else None
         if port is None:
             connection.close()
             return
@@ -337,9 +337,9 @@ class NodeServer:
 
     async def connect(self) -> ClientConnection:
         """Return a connection to the coordinator, or raise `ConnectFailed`."""
-        if self._connection is None or not self._connection.control.has_coordinator:
+        if self._membership is None or not self._membership.control.has_coordinator:
             raise ConnectFailed("the job has no coordinator")
-        return await self._connection.control.connector().connect()
+        return await self._membership.control.connector().connect()
 
     def _watch(self, watch: Watch) -> None:
         now = self._loop.time()
@@ -355,7 +355,7 @@ class NodeServer:
         try:
             connection = await self.connect()
             self._attached = CoordinatorClient(self, connection)
-            view = self._connection.view if self._connection is not None else None
+            view = self._membership.view if self._membership is not None else None
             incarnation = view.incarnation if view is not None else 0
             connection.send_whole(
                 Attach(run_id=self._run_id, node=self._node, incarnation=incarnation)
@@ -399,9 +399,9 @@ class NodeServer:
             report = self._stuck_report()
         size = control.EVENTS_AT_ONCE
         events, self._unreported = self._unreported[:size], self._unreported[size:]
-        view = self._connection.view if self._connection is not None else None
-        if self._connection is not None and view is not None and (every_s or events):
-            self._connection.control.send_report(
+        view = self._membership.view if self._membership is not None else None
+        if self._membership is not None and view is not None and (every_s or events):
+            self._membership.control.send_report(
                 msgspec.structs.replace(report, incarnation=view.incarnation, events=events)
             )
         if every_s or self._unreported:
@@ -457,12 +457,12 @@ class NodeServer:
 
     @property
     def _has_coordinator(self) -> bool:
-        return self._connection is not None and self._connection.control.has_coordinator
+        return self._membership is not None and self._membership.control.has_coordinator
 
     @property
     def _is_alone(self) -> bool:
         """Whether the job has one node. A user's own rendezvous handler may have connected more."""
-        return self._connection is None and (self._agent.group.group_world_size or 1) == 1
+        return self._membership is None and (self._agent.group.group_world_size or 1) == 1
 
     def _query(self, client: Client, query: Query) -> None:
         is_for_here = query.node in ("", self._node, node_name(self._agent)) or isinstance(
@@ -562,8 +562,8 @@ class NodeServer:
     async def _contacts(self, client: Client, query: Query) -> None:
         """Reply how to reach the other agents of a job that has no coordinator."""
         found = control.Contacts()
-        if self._connection is not None:
-            found = await _stored(self._connection.control.contacts)
+        if self._membership is not None:
+            found = await _stored(self._membership.control.contacts)
         size = control.CONTACTS_AT_ONCE
         for at in range(0, max(1, len(found.contacts)), size):
             part = msgspec.structs.replace(
@@ -578,10 +578,10 @@ class NodeServer:
     async def _status(self, client: Client, query: Query) -> None:
         """Reply with the state of a job that has no coordinator."""
         report = await self._own_report()
-        if self._connection is None:
+        if self._membership is None:
             summary = own_summary(self._agent, report)
         else:
-            found = await _stored(self._connection.control.summary)
+            found = await _stored(self._membership.control.summary)
             if found is None:
                 raise NoResponse("this agent does not know the state of the job yet")
             summary = with_report(found, report)

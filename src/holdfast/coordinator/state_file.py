@@ -22,6 +22,7 @@ from holdfast.core.bounded import MALFORMED
 from holdfast.core.coordinator_machine import CLOSED_JOB_KEEP_S
 from holdfast.core.protocol import View
 from holdfast.core.saved_jobs import SavedJob  # noqa: TC001 (msgspec reads the annotation)
+from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from holdfast.core.coordinator_machine import Answer, CoordinatorMachine
 
-FORMAT = 1
 UNFINISHED_KEEP_S = 24 * 3600.0
 """A job that starts again later than this is a new job with the same name."""
 STORE_S = 2.0
@@ -136,7 +136,7 @@ class StateFile:
             raise self._refusal(
                 f"it is not a coordinator's state ({error}); choose another name, or move it away"
             ) from None
-        if contents.format != FORMAT or len(text) > BYTES_MAX:
+        if contents.format != PROTOCOL_VERSION or len(text) > BYTES_MAX:
             raise self._refusal("another version of Holdfast wrote it; choose another name")
         age_s = time.time() - contents.saved_at
         return [
@@ -146,7 +146,7 @@ class StateFile:
         ]
 
     def _store(self, saved_jobs: list[SavedJob]) -> None:
-        contents = _Contents(format=FORMAT, saved_at=time.time(), jobs=saved_jobs)
+        contents = _Contents(format=PROTOCOL_VERSION, saved_at=time.time(), jobs=saved_jobs)
         beside = f"{self.path}.new"
         try:
             if os.path.lexists(beside):

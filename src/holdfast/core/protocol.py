@@ -240,8 +240,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     generation: ReportedNumber = -1
     """The last generation that the node started, or -1."""
     clear: ReportedNumber = -1
-    """The node has no workers of generations before this one and will not start any; -1 if the agent
-    does not report it."""
+    """The node has no workers of generations before this one and will not start any; -1 if that follows
+    from `phase` and `generation` (`clear_of`)."""
     term: ReportedNumber = 0
     """The highest term that the node received."""
     round_term: ReportedNumber = 0

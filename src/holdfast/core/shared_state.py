@@ -91,6 +91,7 @@ from holdfast.core.session import (
     RequestMade,
     StatusChanged,
 )
+from holdfast.defaults import PROTOCOL_VERSION, SAME_VERSION
 from holdfast.printable import quoted
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ if TYPE_CHECKING:
 
     from holdfast.core.protocol import ControlPort
 
-STATE_MARK = b"holdfast job 1\n"
+STATE_PREFIX = b"holdfast job "
+STATE_MARK = STATE_PREFIX + b"%d\n" % PROTOCOL_VERSION
 STATE_BYTES_MAX = 4 * 1024 * 1024
 """A larger state is not read. This is enough for about ten thousand nodes, and TCPStore can hold it."""
 UNSTORED_MAX = 8
@@ -824,8 +826,10 @@ def decode(state: bytes) -> Job:
     """Return the job that was stored; raise `ValueError` if it is not a valid one."""
     if len(state) > STATE_BYTES_MAX:
         raise ValueError(f"it has {len(state)} bytes, above the limit of {STATE_BYTES_MAX}")
+    if not state.startswith(STATE_PREFIX):
+        raise ValueError("another program wrote it")
     if not state.startswith(STATE_MARK):
-        raise ValueError("it was not written by this version of Holdfast")
+        raise ValueError(f"another version of Holdfast wrote it: {SAME_VERSION}")
     try:
         return sanitized_job(_decoder.decode(memoryview(state)[len(STATE_MARK) :]))
     except MALFORMED as problem:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.defaults import PROTOCOL_VERSION, SAME_VERSION
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.net import tls
@@ -46,9 +47,22 @@ LEAVING = b"/holdfast/leaving/"
 class ClusterRecord(msgspec.Struct, frozen=True):
     """The record that the founders store."""
 
+    version: int
+    """The `PROTOCOL_VERSION` of the founders."""
     run_id: str
     bootstrap: str
     at_ms: int
+
+
+def read_record(value: bytes) -> ClusterRecord:
+    """Return the record of a cluster; raise `ValueError` with the reason if it has another format."""
+    try:
+        record = msgspec.json.decode(value, type=ClusterRecord)
+    except msgspec.MsgspecError:
+        record = None
+    if record is None or record.version != PROTOCOL_VERSION:
+        raise ValueError(f"another version of Holdfast created its cluster: {SAME_VERSION}")
+    return record
 
 
 class Guard(msgspec.Struct, frozen=True):

@@ -73,6 +73,7 @@ from holdfast.core.etcd.cluster import (
 )
 from holdfast.core.etcd.keys import JobKeys, JobRecord, get_prefix, unpack
 from holdfast.core.machine import TICK
+from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.errors import HoldfastError
 from holdfast.etcd.async_client import AsyncEtcdClient
 from holdfast.etcd.cluster_list import (
@@ -431,7 +432,9 @@ class EtcdMember:
     async def _served(self, cluster: str) -> None:
         bootstrap = self._bootstrap
         if bootstrap is not None:
-            record = ClusterRecord(self._list.run_id, bootstrap.id, bootstrap.at_ms)
+            record = ClusterRecord(
+                PROTOCOL_VERSION, self._list.run_id, bootstrap.id, bootstrap.at_ms
+            )
             first = Compare(RECORD, Field.CREATE, 0)
             write = Txn((first,), (Put(RECORD, msgspec.json.encode(record)),))
             while self._process is not None:

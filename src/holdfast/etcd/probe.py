@@ -20,7 +20,7 @@ import msgspec
 
 from holdfast.core.etcd.cluster import Bootstrap, Empty, ProbedState, Serving
 from holdfast.etcd import json_gateway
-from holdfast.etcd.cluster_list import RECORD, ClusterRecord
+from holdfast.etcd.cluster_list import RECORD, read_record
 from holdfast.etcd.transport import ConnectionProblem, open_connection
 
 if TYPE_CHECKING:
@@ -233,9 +233,9 @@ async def _probe_over(connection: HttpConnection, probe: Probe, limit_s: float) 
     if found is None:
         return ProbeResult(None, "its cluster has only just started")
     try:
-        record = msgspec.json.decode(found, type=ClusterRecord)
-    except msgspec.MsgspecError:
-        return ProbeResult(None, "another program runs its cluster")
+        record = read_record(found)
+    except ValueError as problem:
+        return ProbeResult(None, str(problem))
     if record.run_id != probe.run_id:
         return ProbeResult(None, "it serves another job", other=ProbeReply(record.run_id, (), 0))
     return ProbeResult(Serving(*status))

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 END_S = 0.5
 """How long `join` waits for the thread that calls the backend, which may hang."""
-OTHER_STATE = "another program or version uses the same place; choose another --rdzv-id"
+OTHER_STATE = "choose another --rdzv-id, or remove the state"
 LOST_STATE = "get_state must return the state that set_state stored, on all nodes"
 
 Token = Any

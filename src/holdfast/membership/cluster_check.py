@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from holdfast.coordinator.connect import ConnectFailed
 from holdfast.core.etcd.calls import Get, Problem, ProblemKind, Txn, TxnDone
-from holdfast.etcd.cluster_list import RECORD, ClusterRecord
+from holdfast.etcd.cluster_list import RECORD, read_record
 
 if TYPE_CHECKING:
     from holdfast.core.etcd.calls import Answer
     from holdfast.core.etcd.etcd_session import EtcdSession
     from holdfast.etcd.async_client import AsyncEtcdClient
+    from holdfast.etcd.cluster_list import ClusterRecord
 
 READ_AGAIN_S = 0.05
 OTHER_PORTS = "choose other ports: --ha HOST:PORT,..."
@@ -43,9 +42,9 @@ class ClusterCheck:
         if not found:
             raise ConnectFailed("the cluster has just started and has no record yet")
         try:
-            record = msgspec.json.decode(found[0].value, type=ClusterRecord)
-        except msgspec.MsgspecError:
-            raise ConnectFailed("it runs another version of Holdfast", permanent=True) from None
+            record = read_record(found[0].value)
+        except ValueError as problem:
+            raise ConnectFailed(str(problem), permanent=True) from None
         if record.run_id != self._run_id:
             why = f"it is the cluster of the job {record.run_id!r}; {OTHER_PORTS}"
             raise ConnectFailed(why, permanent=True)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 JOIN_S, BARRIER_S = 600.0, 300.0
 
 
-class FakeConnection:
-    """A connection without a coordinator, and its handler; `news` has the messages to deliver."""
+class FakeMembership:
+    """A membership without a coordinator, and its handler; `news` has the messages to deliver."""
 
     join_timeout_s = JOIN_S
     endpoint = "head:29400"
@@ -50,7 +50,7 @@ class FakeConnection:
         self.served: list[int] = []
         self.view: View | None = None
 
-    def enter(self, **_shape: object) -> FakeConnection:
+    def enter(self, **_shape: object) -> FakeMembership:
         return self
 
     def take(self) -> list[Any]:
@@ -73,7 +73,7 @@ class FakeConnection:
             else "no connection to the coordinator at head:29400 for 2.0 s: connection refused"
         )
 
-    def describe_timeout(self, _connection: object) -> str:
+    def describe_timeout(self, _membership: object) -> str:
         return "too few"
 
     def serve_workers(self, view: View) -> None:
@@ -90,8 +90,8 @@ class Node:
     """A job with one agent. The test passes its events to the machine, as the agent's loop does."""
 
     def __init__(self) -> None:
-        handler: Any = FakeConnection()
-        self.connection: FakeConnection = handler
+        handler: Any = FakeMembership()
+        self.membership: FakeMembership = handler
         self.machine = CoordinatedSupervision(
             local_world_size=1, max_restarts=0, join_timeout_s=JOIN_S, exit_barrier_s=BARRIER_S
         )
@@ -112,7 +112,7 @@ class Node:
     def hear(self, at: float, *news: object) -> list[Event]:
         """Deliver messages at a time since the start; return the resulting events."""
         views = coordinated_supervision.ViewReceived
-        self.connection.news += [views(one) if isinstance(one, View) else one for one in news]
+        self.membership.news += [views(one) if isinstance(one, View) else one for one in news]
         events = self.job.events(at)
         for event in events:
             self.perform(self.machine.handle(at, event))
@@ -215,14 +215,14 @@ def test_finished_node_waits_for_others_up_to_a_limit(node: Node) -> None:
 def test_workers_store_is_served_when_the_round_forms(node: Node) -> None:
     """It must not wait until this node's old workers stop: workers of other nodes may be faster."""
     node.hear(0.0, view(NodeRole.WAITING))
-    assert node.connection.served == []
+    assert node.membership.served == []
     node.hear(1.0, view(NodeRole.MEMBER, generation=3, rank=0, size=2))
-    assert node.connection.served == [3]
+    assert node.membership.served == [3]
 
 
 @pytest.mark.parametrize("needed_for", ["hosting", "serves_workers"])
 def test_needed_node_waits_for_others_without_a_limit(node: Node, needed_for: str) -> None:
-    setattr(node.connection, needed_for, True)
+    setattr(node.membership, needed_for, True)
     run(node, 1.0)
     be_done(node, 2.0)
     node.hear(2.0)
@@ -258,7 +258,7 @@ def test_reason_of_unhealthy_workers_is_reported_to_other_nodes(node: Node) -> N
     ) -> None:
         reported.append((phase, failure))
 
-    node.connection.report = report  # type: ignore[method-assign, assignment]
+    node.membership.report = report  # type: ignore[method-assign, assignment]
     run(node, 0.0)
     for effect in node.machine.handle(1.0, supervision.WorkersUnhealthy(0, "the store is gone")):
         if isinstance(effect, coordinated_supervision.ReportStatus):

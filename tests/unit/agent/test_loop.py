@@ -321,7 +321,7 @@ def test_earliest_watch_reaches_the_control_point(
     agent = local("true")
     control = SimpleNamespace(on_watch=lambda watched: watched(watch))
     heartbeat = Mock(start=stop)
-    agent.membership = Mock(connection=SimpleNamespace(control=control, heartbeat=heartbeat))
+    agent.job = Mock(membership=SimpleNamespace(control=control, heartbeat=heartbeat))
     agent.workers = Mock(blocks=False)
     with pytest.raises(Stopped):
         agent.supervise()

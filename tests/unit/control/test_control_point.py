@@ -62,7 +62,7 @@ def agent_of(nodes: int | None, rank: int = 0) -> Any:
     )
     return SimpleNamespace(
         machine=machine,
-        connection=None,
+        membership=None,
         group=group,
         requested=lambda request, what: None,
     )
@@ -95,7 +95,7 @@ def test_node_without_coordinator_reports_the_number_of_nodes() -> None:
 
 def test_clients_that_repeat_a_request_all_get_its_answer() -> None:
     agent = agent_of(2)
-    agent.connection = Membership()
+    agent.membership = Membership()
     point = ControlPoint(agent, began)
     request = Request(id="r", action=Action.STOP.value)
     gave_up, first, second = (point.request(request) for _ in range(3))
@@ -125,7 +125,7 @@ def test_one_server_is_started_even_if_two_threads_need_it_first(
 
     monkeypatch.setattr(node_server, "NodeServer", Server)
     agent = agent_of(2)
-    agent.connection = Membership()
+    agent.membership = Membership()
     point = ControlPoint(agent, began)
     point.open()
     watches = Watch(for_s=1.0), Watch(for_s=2.0)
@@ -142,7 +142,7 @@ def test_one_server_is_started_even_if_two_threads_need_it_first(
 
 def test_agent_whose_loop_does_not_respond_is_reported_as_stuck() -> None:
     agent = agent_of(2)
-    agent.connection = membership = Membership()
+    agent.membership = membership = Membership()
     point = ControlPoint(agent, began)
     point.close()  # It refuses calls into the loop at once.
     server = node_server.NodeServer(point, agent)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import zlib
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,12 +19,17 @@ from holdfast.core.etcd.keys import (
     JobRecord,
     NodeRecord,
     Presence,
+    leader_value,
+    other_version,
     pack,
+    read_leader,
+    read_record,
     roll_call_number,
     unpack,
 )
 from holdfast.core.protocol import ControlPort, NodeRole, View
 from holdfast.core.rounds import Job
+from holdfast.defaults import PROTOCOL_VERSION
 from simulator.etcd import in_range
 
 # All names that can be sent.
@@ -91,13 +95,6 @@ def test_records_survive_packing() -> None:
     large = a_view(b"the same " * 10_000)
     assert len(pack(large)) < 2_000
     assert unpack(View, pack(large)) == large
-    # A later version may add fields.
-    more = {**msgspec.msgpack.decode(pack(node)[4:]), "mood": ["fine"]}
-    assert unpack(NodeRecord, MARK + b"=" + msgspec.msgpack.encode(more)) == node
-    # An earlier one has fewer.
-    fewer = {name: more[name] for name in ("status", "call")}
-    old = unpack(NodeRecord, MARK + b"=" + msgspec.msgpack.encode(fewer))
-    assert old == NodeRecord(node.status, node.call)
 
 
 DEEP = b"\x81\xa1x" + b"\x91" * 100_000 + b"\x90"
@@ -125,6 +122,19 @@ HALF = pack(a_view(random.Random(1).randbytes(5_000)))
 def test_an_invalid_value_unpacks_to_none(value: bytes) -> None:
     assert unpack(View, HALF) is not None
     assert unpack(View, value) is None
+
+
+def test_a_record_of_another_version_is_refused_with_what_to_do() -> None:
+    leader = leader_value("a b", 1001, None)
+    assert read_leader(leader) == ("a b", 0, None)
+    for mine in (leader, pack(a_view()), HALF):
+        assert other_version(mine) == ""
+        other = other_version(mine.replace(MARK, b"hf%d" % (PROTOCOL_VERSION + 1), 1))
+        assert other.endswith("install the same Holdfast on all nodes")
+    with pytest.raises(ValueError, match="the same Holdfast"):
+        read_record(View, pack(a_view()).replace(MARK, b"hf9", 1))
+    for foreign in (b"", b"junk", MARK, b"hfx a 1", b"a 1"):
+        assert other_version(foreign) == ""
 
 
 def test_a_record_that_decompresses_above_the_limit_is_none(

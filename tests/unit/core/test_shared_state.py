@@ -383,6 +383,14 @@ def test_a_report_that_makes_the_state_too_large_is_omitted(
         decode(b"x" * 2_000)
 
 
+def test_the_state_of_another_version_is_refused_with_what_to_do() -> None:
+    state = encode(Job(run_id="job"))
+    with pytest.raises(ValueError, match="install the same Holdfast on all nodes"):
+        decode(state.replace(b"job 1", b"job 9", 1))
+    with pytest.raises(ValueError, match="another program wrote it"):
+        decode(state[1:])
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_job_or_a_value_error(content: bytes) -> None:
     for state in (content, shared_state.STATE_MARK + content):

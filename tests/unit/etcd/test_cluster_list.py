@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.errors import UsageError
 from holdfast.etcd.cluster_list import (
     DEFAULT_PORT,
     Certificates,
+    ClusterRecord,
     advice,
     cluster_list,
     parse_machines,
+    read_record,
 )
 
 TOKEN = {"HOLDFAST_TOKEN": "a token that was drawn for this"}
@@ -100,3 +104,12 @@ def test_certificates_are_not_on_disk_and_are_removed_on_close() -> None:
     assert certificates.client_context() is not None
     certificates.close()
     assert not path.exists()
+
+
+@pytest.mark.parametrize("change", [{"version": PROTOCOL_VERSION + 1}, {"at_ms": "then"}])
+def test_cluster_of_another_version_is_refused_with_what_to_do(change: dict[str, object]) -> None:
+    record = ClusterRecord(PROTOCOL_VERSION, "job", "f", 1)
+    assert read_record(msgspec.json.encode(record)) == record
+    other = msgspec.to_builtins(record) | change
+    with pytest.raises(ValueError, match="install the same Holdfast on all nodes"):
+        read_record(msgspec.json.encode(other))

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from holdfast.core.etcd.cluster import Bootstrap, Empty, Serving
+from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.etcd.cluster_list import RECORD, ClusterRecord
 from holdfast.etcd.probe import (
     PROBE_BYTES_MAX,
@@ -93,7 +94,7 @@ def test_probe_of_a_member_returns_its_cluster_if_it_belongs_to_the_job(
 ) -> None:
     with running_etcd(tmp_path) as etcd:
         if run_id is not None:
-            etcd.put(RECORD, msgspec.json.encode(ClusterRecord(run_id, "f", 1)))
+            etcd.put(RECORD, msgspec.json.encode(ClusterRecord(PROTOCOL_VERSION, run_id, "f", 1)))
         cluster = int(etcd.status()["header"]["cluster_id"])
         view = seen(etcd.port)
     if run_id == "job":
@@ -105,7 +106,9 @@ def test_probe_of_a_member_returns_its_cluster_if_it_belongs_to_the_job(
 
 def test_probe_finds_a_member_without_a_leader(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:
-        cluster.members[0].put(RECORD, msgspec.json.encode(ClusterRecord("job", "f", 1)))
+        cluster.members[0].put(
+            RECORD, msgspec.json.encode(ClusterRecord(PROTOCOL_VERSION, "job", "f", 1))
+        )
         last = cluster.members[2]
         while last.get(RECORD) is None:
             pass

@@ -2,7 +2,7 @@
 
 ::
 
-    PREFIX/RUN_ID/shared/leader              the leader's name, lease and presence, on that lease
+    PREFIX/RUN_ID/shared/leader              the leader's version, name, lease and presence, on that lease
     PREFIX/RUN_ID/shared/call                the number of the last roll call
     PREFIX/RUN_ID/job                        the job as the leader stored it
     PREFIX/RUN_ID/nodes/NODE/INCARNATION     a node's status, on its lease
@@ -17,6 +17,7 @@ version, another program or any client with the same etcd user may have written 
 
 from __future__ import annotations
 
+import re
 import zlib
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import quote, unquote
@@ -35,12 +36,15 @@ from holdfast.core.protocol import (
     sanitized_view,
 )
 from holdfast.core.rounds import Job, sanitized_job
+from holdfast.defaults import PROTOCOL_VERSION, SAME_VERSION
 from holdfast.printable import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MARK = b"hf1"
+MARK_PREFIX = b"hf"
+MARK = MARK_PREFIX + b"%d" % PROTOCOL_VERSION
+"""The first bytes of each record and of the leader's key."""
 RECORD_BYTES_MAX = 64 * 1024 * 1024
 """The limit of a decompressed record; far above what etcd accepts compressed."""
 COMPRESS_FROM_BYTES = 4096
@@ -164,7 +168,7 @@ def read_record(kind: type[T], value: bytes) -> T:
         elif value[:start] == MARK + b"=":
             body = value[start:]
         else:
-            raise ValueError("it does not begin with the mark of a record")
+            raise ValueError(other_version(value) or "it does not begin with the mark of a record")
         record: T = _checks[kind](_decoders[kind].decode(body))
     except (*MALFORMED, zlib.error) as problem:
         raise ValueError(quoted(str(problem))) from None
@@ -179,12 +183,23 @@ def unpack(kind: type[T], value: bytes) -> T | None:
         return None
 
 
-# The leader's key is readable text: `NAME LEASE`, and in a second line its presence.
+def other_version(value: bytes) -> str:
+    """Return the refusal of a value that another version of Holdfast wrote; empty if none did."""
+    found = re.match(MARK_PREFIX + rb"(\d{1,9})[ =z]", value)
+    if found is None or int(found[1]) == PROTOCOL_VERSION:
+        return ""
+    return (
+        f"another version of Holdfast wrote it (protocol version {int(found[1])}, here "
+        f"{PROTOCOL_VERSION}): {SAME_VERSION}"
+    )
+
+
+# The leader's key is readable text: `MARK NAME LEASE`, and in a second line its presence.
 
 
 def leader_signature(name: str, lease: int) -> bytes:
     """Return the first line of the leader's key, which is unique to this node and lease."""
-    return f"{name} {lease:x}".encode()
+    return MARK + f" {name} {lease:x}".encode()
 
 
 def leader_value(name: str, lease: int, presence: Presence | None) -> bytes:
@@ -198,7 +213,7 @@ def leader_value(name: str, lease: int, presence: Presence | None) -> bytes:
 def read_leader(value: bytes) -> tuple[str, int, Presence | None]:
     """Return a leader's name, its lease (or 0) and its presence, as far as the value is valid."""
     signature, _, second = value.decode(errors="replace").partition("\n")
-    name, _, lease = signature.rpartition(" ")
+    name, _, lease = signature.removeprefix(f"{MARK.decode()} ").rpartition(" ")
     try:
         address, port, identity = second.split(" ")
         check_address(address)

@@ -78,6 +78,7 @@ from holdfast.core.etcd.keys import (
     NodeRecord,
     UnreadableKeys,
     get_prefix,
+    other_version,
     pack,
     read_leader,
     read_record,
@@ -681,6 +682,9 @@ class Leadership:
         if leader is not None:
             if self.election.is_own(leader):
                 return []
+            other = other_version(leader)
+            if other:
+                return [FailSession(Problem(ProblemKind.REFUSED, f"the leader's key: {other}"))]
             name, lease, presence = read_leader(leader)
             self._followed = (name, presence.id if presence is not None else "")
             subjects = (Subject(presence, lease),) if presence is not None else ()
@@ -736,10 +740,7 @@ class Leadership:
         try:
             record = read_record(JobRecord, job[0].value) if job else None
         except ValueError as problem:
-            why = (
-                f"{self._keys.job.decode()} does not hold a job of this version of Holdfast "
-                f"({problem}): another program or version uses the same keys"
-            )
+            why = f"{self._keys.job.decode()} is not the record of a job: {problem}"
             return [FailSession(Problem(ProblemKind.REFUSED, why))]
         number = roll_call_number(roll_call[0].value) if roll_call else 0
         term, own = self.election.term, self._own_incarnation

@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.agent.assembly import machine_and_membership, services_of, stuck_limit
+from holdfast.agent.assembly import machine_and_job, services_of, stuck_limit
 from holdfast.agent.lifecycle_reporter import LifecycleReporter
 from holdfast.agent.loop import AgentLoop, LoopSettings, log_restart
 from holdfast.agent.polled_job import PolledJob
@@ -52,8 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from holdfast.agent.coordinated_job import CoordinatedJob
-    from holdfast.agent.loop import Workers
+    from holdfast.agent.loop import Job, Workers
     from holdfast.agent.side_services import HealthServer
     from holdfast.agent.spec import Worker, WorkerSpec
     from holdfast.agent.worker_processes import Environments
@@ -145,7 +144,7 @@ class SimpleElasticAgent(ElasticAgent):
         else:
             workers = self._processes
         self._machine: Supervision
-        self._job: CoordinatedJob | PolledJob
+        self._job: Job
         if self._has_own_loop:
             spec = group.spec
             self._machine = self._reporter.machine = Supervision(
@@ -157,7 +156,7 @@ class SimpleElasticAgent(ElasticAgent):
                 group, self._machine, self._reporter, exit_barrier_s=self._exit_barrier_timeout
             )
         else:
-            self._machine, self._job = machine_and_membership(
+            self._machine, self._job = machine_and_job(
                 group,
                 self._reporter,
                 workers,
@@ -270,7 +269,7 @@ class SimpleElasticAgent(ElasticAgent):
         machine = self._machine
         if machine.state is State.IDLE:
             self._count_restarts(left)
-        elif self._loop.connection is None:
+        elif self._loop.membership is None:
             machine.budget = RestartBudget(machine.budget.used + max(0, left), machine.budget.used)
         else:
             self._restarts_wanted = left > 0

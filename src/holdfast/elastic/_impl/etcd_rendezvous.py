@@ -196,7 +196,7 @@ class EtcdRendezvous:
         record = unpack(JobRecord, found.value)
         if record is None:
             raise RendezvousStateError(
-                f"{self._places.job.decode()} in etcd does not hold a job of this version of Holdfast",
+                f"{self._places.job.decode()} in etcd is not the record of a job",
                 hint="another program uses the same etcd and run id; choose another --rdzv-id",
             )
         return found.mod_revision, _state(record.job)
