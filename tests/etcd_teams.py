@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import quote
 
-from holdfast.core.etcd.keys import NodeRecord, read_record
+from holdfast.core.etcd.keys import NodeRecord, read_leader, read_record
 from real_etcd import b64
 from real_jobs import PATIENCE_S
 from real_teams import FOREVER, QUICK, Agent, Cluster
@@ -79,7 +79,7 @@ class EtcdTeam(Cluster):
     def leader(self) -> str:
         """Return the id of the current leader, or an empty text."""
         value = self.etcd.get(f"{self.root}shared/leader".encode())
-        return value.decode().split()[0] if value else ""
+        return read_leader(value)[0] if value else ""
 
     def await_leader(self, node: str = "", *, other_than: str = "") -> str:
         """Wait until a node leads, or this node if one is given; return its id."""
