@@ -40,6 +40,7 @@ from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.etcd.cluster_list import Certificates
 from holdfast.etcd.job_records import DEFAULT_PREFIX, read_job, read_ports, read_run_ids
+from holdfast.etcd.optional_h11 import require_h11
 from holdfast.etcd.sync_client import EtcdClient, EtcdError
 from holdfast.membership.backend import ports_of
 from holdfast.net.agent_port import ControlCredentials, explicit_token
@@ -287,6 +288,7 @@ class EtcdDirectory(Directory):
     """The hint of the message that the directory is not readable."""
 
     def __init__(self, run_id: str, where: str, etcd: EtcdSettings, prefix: str) -> None:
+        require_h11()
         super().__init__(run_id)
         self.where = where
         self._etcd, self._prefix = etcd, prefix

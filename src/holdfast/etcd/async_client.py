@@ -26,6 +26,7 @@ from holdfast.errors import HoldfastError
 from holdfast.etcd import json_gateway
 from holdfast.etcd.diagnose import diagnose_silence
 from holdfast.etcd.json_gateway import OK, Handling, Refusal, decode_refusal
+from holdfast.etcd.optional_h11 import require_h11
 from holdfast.etcd.transport import (
     ConnectionFault,
     ConnectionProblem,
@@ -155,6 +156,7 @@ class AsyncEtcdClient:
     """Calls and watches, until `close`."""
 
     def __init__(self, settings: EtcdSettings) -> None:
+        require_h11()
         self.settings = settings
         self._loop = asyncio.get_running_loop()
         self.local_address = ""

@@ -85,6 +85,7 @@ from holdfast.etcd.cluster_list import (
     ClusterRecord,
 )
 from holdfast.etcd.job_records import DEFAULT_PREFIX
+from holdfast.etcd.optional_h11 import require_h11
 from holdfast.etcd.own_entry import claim_entry
 from holdfast.etcd.probe import (
     Probe,
@@ -676,6 +677,7 @@ def running_member(
     of: ClusterList, *, patience_s: float, on_over: Callable[[], object] | None = None
 ) -> Iterator[EtcdMember | None]:
     """Run this machine's member inside the block; yield None if the list does not name this machine."""
+    require_h11()
     entry = claim_entry(of)
     if entry is None:
         yield None

@@ -15,12 +15,12 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
-import h11
 import msgspec
 
 from holdfast.core.etcd.cluster import Bootstrap, Empty, ProbedState, Serving
 from holdfast.etcd import json_gateway
 from holdfast.etcd.cluster_list import RECORD, read_record
+from holdfast.etcd.optional_h11 import h11
 from holdfast.etcd.transport import ConnectionProblem, open_connection
 
 if TYPE_CHECKING:

@@ -31,6 +31,7 @@ from holdfast.core.etcd.calls import (
 )
 from holdfast.errors import HoldfastError
 from holdfast.etcd.async_client import CLOSE_S, CLOSED, AsyncEtcdClient
+from holdfast.etcd.optional_h11 import require_h11
 from holdfast.net.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class EtcdClient:
     """Calls and watches for any thread, until `close`. After a fork, the child needs its own."""
 
     def __init__(self, settings: EtcdSettings) -> None:
+        require_h11()
         self.settings = settings
         self._lock = threading.Lock()
         self._thread: LoopThread | None = None

@@ -14,20 +14,14 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.etcd.calls import ProblemKind
-from holdfast.errors import EnvironmentProblem
 from holdfast.etcd.json_gateway import OK, QUOTE_CHARS_MAX, TLS_ONLY
+from holdfast.etcd.optional_h11 import h11
 from holdfast.net import addresses
 from holdfast.net.endpoints import format_endpoint
 from holdfast.printable import one_line, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-try:
-    import h11
-except ImportError:
-    raise EnvironmentProblem("etcd needs the package h11", hint="pip install h11") from None
 
 
 ANSWER_BYTES_MAX = 64 * 1024 * 1024

@@ -10,6 +10,7 @@ from holdfast import console
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.etcd.etcd_settings import NAMES, EtcdSettings, parse_endpoints
+from holdfast.etcd.optional_h11 import require_h11
 from holdfast.membership.cluster_check import ClusterCheck
 from holdfast.membership.etcd import EtcdMembership
 from holdfast.net import listening
@@ -143,6 +144,7 @@ class EtcdAccess(JobAccess):
         etcd: EtcdSettings,
         cluster: OwnCluster | None = None,
     ) -> None:
+        require_h11()
         self._params, self._etcd, self._cluster = params, etcd, cluster
         self._config = conf = rdzv_conf.parse(params)
         # Each host of a job may run a member or a proxy of another etcd.

@@ -125,14 +125,26 @@ def test_response_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_missing_h11_is_reported_with_the_package_to_install() -> None:
-    program = (
-        "import sys; sys.modules['h11'] = None\n"
-        "from holdfast.errors import EnvironmentProblem\n"
-        "try:\n    import holdfast.etcd.async_client\n"
-        "except EnvironmentProblem as error:\n    print(error)\n"
+    run = ["run", "--rdzv-backend", "etcd", "--rdzv-endpoint", "localhost", "--rdzv-id", "job"]
+    ran = without_h11(
+        f"from holdfast.cli.main import dispatch; sys.exit(dispatch({run} + ['-m', 'x']))"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "h11" in ran.stdout, ran.stderr
+    assert ran.returncode == 78
+    assert ran.stderr.splitlines()[-1].endswith("etcd needs the package h11 (pip install h11)")
+
+
+def test_commands_of_jobs_on_other_backends_need_no_h11() -> None:
+    ran = without_h11(
+        "from importlib import import_module\n"
+        "from holdfast.cli.commands import TABLE\n"
+        "for command in TABLE: import_module(command.module)"
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def without_h11(program: str) -> subprocess.CompletedProcess[str]:
+    program = f"import sys; sys.modules['h11'] = None\n{program}"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
 
 def test_keepalive_detects_a_vanished_host() -> None:
