@@ -12,14 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.core.coordinated_supervision import (
-    CoordinatorLost,
-    Rejoin,
-    ReportStatus,
-    ViewReceived,
-)
 from holdfast.core.machine import TICK
-from holdfast.core.protocol import Ack, Failure, NodeInfo, NodePhase
+from holdfast.core.phases import NodePhase
+from holdfast.core.protocol import Ack, Failure, NodeInfo
 from holdfast.core.session import (
     Connect,
     Connected,
@@ -36,11 +31,15 @@ from holdfast.core.session import (
 )
 from holdfast.core.supervision import (
     Begun,
+    CoordinatorLost,
     Finish,
     KillWorkers,
+    Rejoin,
+    ReportStatus,
     SignalReceived,
     StartWorkers,
     StopWorkers,
+    ViewReceived,
     WorkerExited,
     WorkersExpired,
     WorkersStarted,

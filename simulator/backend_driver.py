@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.core.coordinated_supervision import CoordinatorLost, ViewReceived
 from holdfast.core.machine import TICK
-from holdfast.core.protocol import NodePhase, NodeRole, Status
+from holdfast.core.phases import NodePhase, NodeRole
+from holdfast.core.protocol import Status
 from holdfast.core.rounds import Job, JobPhase, view_for_node
 from holdfast.core.session import (
     DeliverView,
@@ -39,7 +39,7 @@ from holdfast.core.shared_state import (
     WriteState,
     decode,
 )
-from holdfast.core.supervision import Begun
+from holdfast.core.supervision import Begun, CoordinatorLost, ViewReceived
 from simulator.agent import Agent
 from simulator.ledger import Life
 

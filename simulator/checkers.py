@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from holdfast.core.protocol import JobOutcome, NodePhase, NodeRole
+from holdfast.core.phases import JobOutcome, NodePhase, NodeRole
 from holdfast.core.ranks import RankOrder
 from holdfast.core.requests import Action
 from holdfast.core.rounds import RECOVER_S_MAX, JobPhase, is_eligible

@@ -12,17 +12,17 @@ from heapq import heappop, heappush
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
-from holdfast.core.coordinated_supervision import CoordinatedSupervision
 from holdfast.core.coordinator_machine import CoordinatorMachine
 from holdfast.core.etcd.cluster import ClusterMember
 from holdfast.core.etcd.etcd_session import EtcdSession
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.machine import Step
-from holdfast.core.protocol import NodeRole
+from holdfast.core.phases import NodeRole
 from holdfast.core.ranks import RankOrder
 from holdfast.core.rounds import JobPhase, Rounds
 from holdfast.core.session import Session, SessionTimeouts
 from holdfast.core.shared_state import SharedStateSession
+from holdfast.core.supervision import CoordinatedSupervision
 from holdfast.core.values import Value
 from holdfast.wire.frames import OutgoingParts
 from simulator.backend_driver import BackendDriver

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.core.job_settings import JobSettings
-from holdfast.core.protocol import Failure, Heartbeat, NodeInfo, NodePhase, NodeRole, Status, View
+from holdfast.core.phases import NodePhase, NodeRole
+from holdfast.core.protocol import Failure, Heartbeat, NodeInfo, Status, View
 
 if TYPE_CHECKING:
     from holdfast.core.ranks import RankOrder

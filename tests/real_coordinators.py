@@ -12,10 +12,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.core.coordinated_supervision import ViewReceived
 from holdfast.core.job_settings import JobSettings
-from holdfast.core.protocol import NodeInfo, NodeRole, View
+from holdfast.core.phases import NodeRole
+from holdfast.core.protocol import NodeInfo, View
 from holdfast.core.session import SessionTimeouts
+from holdfast.core.supervision import ViewReceived
 from holdfast.membership.coordinator import CoordinatorMembership
 from holdfast.membership.interface import draw_incarnation
 from holdfast.wire.frames import FrameReader, encode_frame
@@ -26,7 +27,7 @@ from holdfast.wire.wire_limits import STATUS_FRAME_BYTES_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from holdfast.core.coordinated_supervision import CoordinatorLost
+    from holdfast.core.supervision import CoordinatorLost
     from holdfast.membership.interface import JoinRefused
     from holdfast.wire.frames import Seal
 

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.coordinator.server import CoordinatorServer
 from holdfast.core.job_settings import JobSettings
-from holdfast.core.protocol import Ack, Failure, Heartbeat, NodeInfo, NodePhase, NodeRole, View
+from holdfast.core.phases import NodePhase, NodeRole
+from holdfast.core.protocol import Ack, Failure, Heartbeat, NodeInfo, View
 from holdfast.core.session import Connected, Send, Session, SessionTimeouts, StatusChanged
 from holdfast.net.listening import try_bind
 from holdfast.wire.frames import FrameReader, encode_frame

@@ -24,7 +24,8 @@ from holdfast.core.etcd.keys import (
 )
 from holdfast.core.etcd.leader import LedJob, job_to_lead
 from holdfast.core.machine import TICK
-from holdfast.core.protocol import NodeInfo, NodePhase, NodeRole, View
+from holdfast.core.phases import NodePhase, NodeRole
+from holdfast.core.protocol import NodeInfo, View
 from holdfast.core.rounds import Job, NodeLost, Rounds, WaitEnded
 from holdfast.core.session import StatusChanged
 from holdfast.core.shared_state import (

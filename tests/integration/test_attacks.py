@@ -11,17 +11,8 @@ import msgspec
 import pytest
 
 from holdfast.core.job_settings import JobSettings
-from holdfast.core.protocol import (
-    Ack,
-    Failure,
-    JobOutcome,
-    NodeInfo,
-    NodePhase,
-    NodeRole,
-    RefusalReason,
-    Status,
-    View,
-)
+from holdfast.core.phases import JobOutcome, NodePhase, NodeRole, RefusalReason
+from holdfast.core.protocol import Ack, Failure, NodeInfo, Status, View
 from holdfast.core.quotas import ADDRESS_SHARE_MAX, JOBS_MAX, NEARLY_FULL
 from holdfast.core.session import SessionTimeouts
 from holdfast.membership.interface import JoinRefused

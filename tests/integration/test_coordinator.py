@@ -11,7 +11,8 @@ import pytest
 
 from certificates import Pair, make_ca, make_certificate
 from holdfast.core.job_settings import JobSettings
-from holdfast.core.protocol import JobOutcome, NodeInfo, NodePhase, Status
+from holdfast.core.phases import JobOutcome, NodePhase
+from holdfast.core.protocol import NodeInfo, Status
 from holdfast.errors import UsageError
 from holdfast.membership.interface import JoinRefused
 from holdfast.net.tls import TlsFiles

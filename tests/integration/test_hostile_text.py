@@ -14,7 +14,8 @@ from etcd_teams import EtcdTeam
 from holdfast.core import rounds
 from holdfast.core.etcd.keys import JobRecord, NodeRecord, pack
 from holdfast.core.job_settings import JobSettings
-from holdfast.core.protocol import Failure, NodeInfo, NodePhase, NodeRole, Status, View
+from holdfast.core.phases import NodePhase, NodeRole
+from holdfast.core.protocol import Failure, NodeInfo, Status, View
 from holdfast.processes.failures.failure import ProcessFailure
 from holdfast.processes.failures.failure_report import FailedWorker
 from other_users import STRANGER, shared_folder

@@ -96,7 +96,8 @@ from holdfast.core.etcd.witness import (
 )
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.machine import TICK, InvalidEvent
-from holdfast.core.protocol import Ack, NodePhase, NodeRole, Status, View
+from holdfast.core.phases import NodePhase, NodeRole
+from holdfast.core.protocol import Ack, Status, View
 from simulator.etcd import SimEtcd
 
 if TYPE_CHECKING:

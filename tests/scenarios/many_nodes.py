@@ -30,9 +30,8 @@ import msgspec
 from transcripts import Clock, read_fact, write_fact
 
 from fake_node import RUN, FakeNode, a_job_of, a_node
-from holdfast.core import coordinated_supervision, supervision
 from holdfast.core import session as ms
-from holdfast.core.coordinated_supervision import CoordinatedSupervision
+from holdfast.core import supervision
 from holdfast.core.coordinator_machine import (
     CALLS_MAX,
     ConnectionClosed,
@@ -43,14 +42,12 @@ from holdfast.core.coordinator_machine import (
     StatusReceived,
 )
 from holdfast.core.machine import TICK, Event, InvalidEvent
+from holdfast.core.phases import JobOutcome, NodePhase, NodeRole
 from holdfast.core.protocol import (
     Ack,
     Failure,
     Heartbeat,
-    JobOutcome,
     NodeInfo,
-    NodePhase,
-    NodeRole,
     Request,
     RequestAnswer,
     Status,
@@ -68,6 +65,7 @@ from holdfast.core.rounds import (
     drained_nodes,
 )
 from holdfast.core.session import Session
+from holdfast.core.supervision import CoordinatedSupervision
 
 if TYPE_CHECKING:
     from holdfast.core.rounds import JobEvent, JobPhase
@@ -627,7 +625,7 @@ class CoordinatedPlayer:
             self.revision += 1
             given: dict[str, Any] = dict(fields([word for word in words[1:] if "=" in word]))
             outcome = given.pop("outcome", "")
-            return coordinated_supervision.ViewReceived(
+            return supervision.ViewReceived(
                 View(
                     run_id=RUN,
                     node="a",
@@ -643,7 +641,7 @@ class CoordinatedPlayer:
             )
         if name == "Tick":
             return TICK
-        kind: type[Event] = getattr(coordinated_supervision, name)
+        kind: type[Event] = getattr(supervision, name)
         return read_fact(kind, words)
 
     def _state(self) -> str:

@@ -24,7 +24,8 @@ from transcripts import Clock
 from fake_node import RUN
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.machine import TICK, brief
-from holdfast.core.protocol import Failure, NodeInfo, NodePhase
+from holdfast.core.phases import NodePhase
+from holdfast.core.protocol import Failure, NodeInfo
 from holdfast.core.session import DeliverView, GiveUp, Rejoined, StatusChanged
 from holdfast.core.shared_state import (
     CallFailed,

@@ -21,10 +21,10 @@ from one_node import StoppingPlayer, SupervisionPlayer
 from shared_nodes import SharedStatePlayer
 from transcripts import Transcript
 
-from holdfast.core import coordinated_supervision, rounds, session, supervision
+from holdfast.core import rounds, session, supervision
 from holdfast.core.etcd.cluster import MemberEffect, MemberEvent, MemberState
 from holdfast.core.etcd.etcd_session import SessionEffect, SessionEvent, SessionState
-from holdfast.core.protocol import NodeRole
+from holdfast.core.phases import NodeRole
 from holdfast.core.rounds import JobPhase
 from holdfast.core.stopping import StopPhase
 
@@ -78,13 +78,16 @@ def test_transcript_begins_with_a_description(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "count"), [(supervision, 10), (rounds, 14), (coordinated_supervision, 9)], ids=str
+    ("machine", "count", "folders"),
+    [(supervision, 19, ("supervision", "coordinated_supervision")), (rounds, 14, ("rounds",))],
+    ids=str,
 )
-def test_every_rule_of_a_machine_has_a_transcript(machine: ModuleType, count: int) -> None:
+def test_every_rule_of_a_machine_has_a_transcript(
+    machine: ModuleType, count: int, folders: tuple[str, ...]
+) -> None:
     rules = re.findall(r"^(\d+)\. ", machine.__doc__ or "", flags=re.MULTILINE)
     assert len(rules) == count
-    folder = machine.__name__.rpartition(".")[2]
-    numbers = {path.name.partition("_")[0] for path in transcripts(folder)}
+    numbers = {path.name.partition("_")[0] for one in folders for path in transcripts(one)}
     assert {number for number in numbers if number.isdigit()} == set(rules)
 
 
@@ -99,7 +102,7 @@ def test_transcripts_use_every_handler_of_coordinated_supervision() -> None:
     player = CoordinatedPlayer()
     for path in transcripts("coordinated_supervision"):
         Transcript(path.read_text()).replayed(player)
-    assert set(coordinated_supervision.CoordinatedSupervision._handlers) - player.handled == set()
+    assert set(supervision.CoordinatedSupervision._handlers) - player.handled == set()
 
 
 def test_transcripts_cover_exactly_the_transitions_of_a_job() -> None:

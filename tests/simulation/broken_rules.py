@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.core import rounds
-from holdfast.core.coordinated_supervision import CoordinatedSupervision
 from holdfast.core.coordinator_machine import CoordinatorMachine
 from holdfast.core.etcd.calls import KeyValue
 from holdfast.core.etcd.election import Election
@@ -15,14 +14,8 @@ from holdfast.core.etcd.etcd_session import EtcdSession
 from holdfast.core.etcd.keys import pack
 from holdfast.core.etcd.leader import Leadership
 from holdfast.core.etcd.witness import WatchState, Witness
-from holdfast.core.protocol import (
-    Ack,
-    JobOutcome,
-    NodeRole,
-    Request,
-    Status,
-    View,
-)
+from holdfast.core.phases import JobOutcome, NodeRole
+from holdfast.core.protocol import Ack, Request, Status, View
 from holdfast.core.requests import RequestRefusal
 from holdfast.core.rounds import JobPhase, NodeLost, Rounds
 from holdfast.core.session import Session
@@ -33,7 +26,7 @@ from holdfast.core.shared_state import (
     StateWritten,
     WriteConflict,
 )
-from holdfast.core.supervision import StopReason
+from holdfast.core.supervision import CoordinatedSupervision, StopReason
 from holdfast.wire.frames import OutgoingParts
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from node_worlds import (
 
 from fake_node import a_job_of
 from holdfast.core.job_settings import JobSettings
-from holdfast.core.protocol import JobOutcome, NodeRole
+from holdfast.core.phases import JobOutcome, NodeRole
 from holdfast.core.rounds import Job, JobPhase, eligible_count
 
 HEALING_STEPS_MAX = 40

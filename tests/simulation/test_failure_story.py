@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.core.machine import Step, Story
-from holdfast.core.protocol import NodeRole, Status, View
+from holdfast.core.phases import NodeRole
+from holdfast.core.protocol import Status, View
 from holdfast.core.session import Send
 from holdfast.core.supervision import StartWorkers, StopWorkers, WorkerExited
 from simulator import PROFILES, Machines, World

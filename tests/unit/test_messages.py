@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from holdfast import console
-from holdfast.core.protocol import NodePhase
+from holdfast.core.phases import NodePhase
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import EnvironmentProblem
 from holdfast.membership import threaded

@@ -11,7 +11,7 @@ from holdfast.agent.polled_job import PolledJob
 from holdfast.agent.side_services import SideServices
 from holdfast.agent.spec import WorkerGroup
 from holdfast.agent.worker_processes import WorkerProcesses
-from holdfast.core.supervision import Supervision
+from holdfast.core.supervision import CoordinatedSupervision, Supervision
 from holdfast.rendezvous.handler import follows_views
 
 if TYPE_CHECKING:
@@ -80,7 +80,6 @@ def machine_and_job(
     handler: object = spec.rdzv_handler
     if follows_views(handler):
         from holdfast.agent.coordinated_job import CoordinatedJob  # Imports msgspec.
-        from holdfast.core.coordinated_supervision import CoordinatedSupervision
 
         coordinated = reporter.machine = CoordinatedSupervision(
             local_world_size=spec.local_world_size,

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent.worker_processes import place_workers
-from holdfast.core import coordinated_supervision, supervision
+from holdfast.core import supervision
 from holdfast.core.limits import RIVALS_MAX
+from holdfast.core.phases import JobOutcome, NodePhase, NodeRole
 from holdfast.core.policy import Verdict, judge
-from holdfast.core.protocol import Failure, JobOutcome, NodePhase, NodeRole, View
+from holdfast.core.protocol import Failure, View
 from holdfast.core.supervision import State
 from holdfast.errors import JobStopped
 from holdfast.membership.interface import JoinRefused
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
 
     from holdfast.agent.lifecycle_reporter import LifecycleReporter
     from holdfast.agent.spec import WorkerGroup
-    from holdfast.core.coordinated_supervision import CoordinatedSupervision
     from holdfast.core.machine import Effect, Event
     from holdfast.core.protocol import RequestAnswer
+    from holdfast.core.supervision import CoordinatedSupervision
     from holdfast.membership.interface import Membership
     from holdfast.rendezvous.membership_handler import MembershipHandler
 
@@ -117,13 +118,13 @@ class CoordinatedJob:
         is_needed = self._joined.hosting or self._handler.serves_workers
         if is_needed is not self._is_needed:
             self._is_needed = is_needed
-            events.append(coordinated_supervision.NeededByOthers(is_needed))
+            events.append(supervision.NeededByOthers(is_needed))
         if self._first_view is not None:
-            events.append(coordinated_supervision.ViewReceived(self._first_view))
+            events.append(supervision.ViewReceived(self._first_view))
             self._first_view = None
         for message in self._joined.take():
             match message:
-                case coordinated_supervision.ViewReceived(view):
+                case supervision.ViewReceived(view):
                     if view.role is NodeRole.MEMBER:
                         # Now, because workers of other nodes may start before this node's do.
                         self._handler.serve_workers(view)
@@ -131,7 +132,7 @@ class CoordinatedJob:
                         self.on_answer(view.answered)
                     self._show(view)
                     events.append(message)
-                case coordinated_supervision.CoordinatorLost():
+                case supervision.CoordinatorLost():
                     self._loss = self._handler.describe_loss(message)
                     events.append(message)
                 case JoinRefused(why):
@@ -146,7 +147,7 @@ class CoordinatedJob:
 
     def cause_of(self, event: Event) -> str:
         """Return the id of the message that caused an event."""
-        if not isinstance(event, coordinated_supervision.ViewReceived):
+        if not isinstance(event, supervision.ViewReceived):
             return ""
         return event.view.id
 
@@ -157,7 +158,7 @@ class CoordinatedJob:
         del is_attended
         membership = self._joined
         match effect:
-            case coordinated_supervision.ReportStatus(NodePhase.FAILED, generation, clear):
+            case supervision.ReportStatus(NodePhase.FAILED, generation, clear):
                 failure, report = self._describe_failure()
                 problem = membership.problem()
                 if problem:
@@ -168,11 +169,11 @@ class CoordinatedJob:
                 membership.report(
                     NodePhase.FAILED, generation, failure, report, clear=clear, cause=cause
                 )
-            case coordinated_supervision.ReportStatus(phase, generation, clear):
+            case supervision.ReportStatus(phase, generation, clear):
                 membership.report(phase, generation, clear=clear, cause=cause)
-            case coordinated_supervision.Rejoin():
+            case supervision.Rejoin():
                 membership.rejoin(cause=cause)
-            case coordinated_supervision.ReportWait(limit_s, has_ended):
+            case supervision.ReportWait(limit_s, has_ended):
                 self._notice_wait(limit_s, has_ended=has_ended)
 
     def assign_ranks(self) -> None:

@@ -1,7 +1,6 @@
 """The agent: one loop that runs the workers of a node from the first start to the end.
 
-`AgentLoop` is composed of a machine that decides (`core.supervision`, or
-`core.coordinated_supervision` for a job with a coordinator), the node's workers
+`AgentLoop` is composed of a machine that decides (`core.supervision`), the node's workers
 (`agent.worker_processes`), its part in the job (`agent.coordinated_job` or `agent.polled_job`) and
 its side services (`agent.side_services`). One turn of the loop::
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from holdfast.core.coordinator_machine import RequestReceived
 from holdfast.core.limits import WHY_CHARS_MAX
-from holdfast.core.protocol import JobOutcome, Request
+from holdfast.core.phases import JobOutcome
+from holdfast.core.protocol import Request
 from holdfast.core.requests import RequestRefusal
 from holdfast.printable import one_line, quoted
 from holdfast.wire import control

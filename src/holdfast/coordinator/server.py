@@ -31,13 +31,8 @@ from holdfast.coordinator.state_file import WriteAhead
 from holdfast.core.coordinator_machine import ConnectionClosed, CoordinatorMachine, StatusReceived
 from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.machine import TICK
-from holdfast.core.protocol import (
-    Ack,
-    Heartbeat,
-    NodeRole,
-    Status,
-    View,
-)
+from holdfast.core.phases import NodeRole
+from holdfast.core.protocol import Ack, Heartbeat, Status, View
 from holdfast.core.quotas import CONNECTIONS_MAX, UNREAD_REPLIES_BYTES_MAX, Shares
 from holdfast.core.rounds import JobPhase
 from holdfast.net import addresses

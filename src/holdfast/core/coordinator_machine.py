@@ -35,14 +35,11 @@ from holdfast.core.first_failure import with_local_times
 from holdfast.core.limits import TERMS_PER_PLACE
 from holdfast.core.liveness import CLOSED, STEPS_PER_SILENCE, AttendedClock, Liveness
 from holdfast.core.machine import Event, InvalidEvent, Story, Tick
+from holdfast.core.phases import JobOutcome, NodePhase, NodeRole, RefusalReason
 from holdfast.core.protocol import (
     Ack,
     Heartbeat,
-    JobOutcome,
     NodeInfo,
-    NodePhase,
-    NodeRole,
-    RefusalReason,
     Request,
     RequestAnswer,
     Status,

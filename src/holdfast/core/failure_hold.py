@@ -24,7 +24,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.first_failure import likeliest_first
-from holdfast.core.protocol import NodePhase, Status
+from holdfast.core.phases import NodePhase
+from holdfast.core.protocol import Status
 from holdfast.core.rounds import JobPhase
 
 if TYPE_CHECKING:

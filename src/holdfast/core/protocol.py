@@ -19,7 +19,6 @@ the protocol and never changes.
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Annotated
 
 import msgspec
@@ -66,64 +65,8 @@ from holdfast.core.limits import (
     VIEW_MEMBERS_MAX,
     WHY_CHARS_MAX,
 )
+from holdfast.core.phases import JobOutcome, NodePhase, NodeRole, RefusalReason
 from holdfast.printable import one_line, quoted
-
-
-class NodePhase(Enum):
-    """The phase of a node, as it reports itself."""
-
-    READY = "ready"
-    """Its workers have exited. It waits for a generation after `Status.generation`."""
-    RUNNING = "running"
-    """It starts or runs the workers of `Status.generation`."""
-    FAILED = "failed"
-    """A worker of `Status.generation` failed; the node stops or has stopped the others."""
-    SUCCEEDED = "succeeded"
-    """All workers of `Status.generation` succeeded."""
-    LEAVING = "leaving"
-    """It leaves the job and stops its workers."""
-    CLOSING = "closing"
-    """It closes the job, for all nodes."""
-
-
-class NodeRole(Enum):
-    """The role of a node in its job, as the coordinator decided."""
-
-    WAITING = "waiting"
-    """The node is in no round yet, or its round is broken."""
-    STANDBY = "standby"
-    """The round is full; the node waits to replace another."""
-    MEMBER = "member"
-    """The node is in the round and runs the workers of `View.generation`."""
-    FENCED = "fenced"
-    """The job continued without this incarnation. The node must stop its workers and rejoin."""
-    REFUSED = "refused"
-    """The node cannot join this job; `View.refusal` and `View.why` have the reason."""
-    CLOSED = "closed"
-    """The job is over; `View.outcome` has the outcome."""
-
-
-class RefusalReason(Enum):
-    """Why a node cannot join a job."""
-
-    REPLACED = "replaced"
-    """Another agent has the same node id: an earlier one that is alive, or a newer one to which this one
-    yielded."""
-    SETTINGS = "settings"
-    """The node's settings differ from the job's, its rank is invalid, or it reports numbers that no node
-    of this job can have received."""
-    TOO_MANY_JOBS = "too-many-jobs"
-    """The coordinator accepts no more jobs."""
-    TOO_MANY_NODES = "too-many-nodes"
-    """The coordinator accepts no more nodes for this job."""
-
-
-class JobOutcome(Enum):
-    """How a job ended."""
-
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    STOPPED = "stopped"
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -403,6 +346,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="v
     def id(self) -> str:
         """The id of this message in stories."""
         return f"{self.node}/view#{self.term}.{self.revision}"
+
+    def as_final(self) -> View:
+        """Return this view as the last one of its job."""
+        return msgspec.structs.replace(self, final=True)
 
     def answers(self, request: Request) -> bool:
         """Whether the view answers a request."""

@@ -92,17 +92,14 @@ from holdfast.core.first_failure import first_of, with_rivals
 from holdfast.core.job_settings import JobSettings, check_settings, differences
 from holdfast.core.limits import REPORTED_COUNTER_MAX, STORE_KEY_BYTES, VIEW_MEMBERS_MAX
 from holdfast.core.machine import Event, InvalidEvent, Story
+from holdfast.core.phases import JobOutcome, NodePhase, NodeRole, RefusalReason
 from holdfast.core.policy import RestartBudget, Verdict, judge
 from holdfast.core.protocol import (
     ControlPort,
     Failure,
     Heartbeat,
-    JobOutcome,
     Member,
     NodeInfo,
-    NodePhase,
-    NodeRole,
-    RefusalReason,
     Request,
     RequestAnswer,
     Status,

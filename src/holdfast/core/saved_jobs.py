@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import msgspec
 
+from holdfast.core.phases import JobOutcome
 from holdfast.core.protocol import (  # noqa: TC001 (msgspec reads the annotations)
     Failure,
-    JobOutcome,
     NodeInfo,
 )
 from holdfast.core.rounds import Job, JobPhase

@@ -2,7 +2,7 @@
 
 The session keeps a connection open, repeats messages that the coordinator may not have received,
 delivers new views, and gives up if the coordinator has been unreachable for too long. It decides nothing
-about workers: `core.coordinated_supervision` acts on the views.
+about workers: `core.supervision` acts on the views.
 
 ::
 
@@ -29,18 +29,8 @@ import msgspec
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.liveness import AttendedClock, StopDeadline
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
-from holdfast.core.protocol import (
-    Ack,
-    Failure,
-    Heartbeat,
-    NodeInfo,
-    NodePhase,
-    NodeRole,
-    Request,
-    Status,
-    View,
-    echo,
-)
+from holdfast.core.phases import NodePhase, NodeRole
+from holdfast.core.protocol import Ack, Failure, Heartbeat, NodeInfo, Request, Status, View, echo
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -53,16 +53,8 @@ from holdfast.core.bounded import MALFORMED
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.liveness import AttendedClock, Liveness, StopDeadline
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick, brief
-from holdfast.core.protocol import (
-    JobOutcome,
-    NodeInfo,
-    NodePhase,
-    NodeRole,
-    RefusalReason,
-    Status,
-    View,
-    echo,
-)
+from holdfast.core.phases import JobOutcome, NodePhase, NodeRole, RefusalReason
+from holdfast.core.protocol import NodeInfo, Status, View, echo
 from holdfast.core.rounds import (
     SILENCES_TO_BE_ALIVE,
     CloseRequested,

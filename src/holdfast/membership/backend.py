@@ -18,9 +18,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast import console
-from holdfast.core.coordinated_supervision import CoordinatorLost, ViewReceived
 from holdfast.core.machine import TICK
-from holdfast.core.protocol import NodePhase, NodeRole, View
+from holdfast.core.phases import NodePhase, NodeRole
 from holdfast.core.session import DeliverView, GiveUp, StatusChanged
 from holdfast.core.shared_state import (
     CallFailed,
@@ -36,6 +35,7 @@ from holdfast.core.shared_state import (
     WriteConflict,
     WriteState,
 )
+from holdfast.core.supervision import CoordinatorLost, ViewReceived
 from holdfast.membership.interface import ControlAccess, JoinRefused, News
 from holdfast.membership.loop_heartbeat import LoopMonitor
 from holdfast.membership.threaded import ThreadedMembership
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.core.job_settings import JobSettings
-    from holdfast.core.protocol import ControlPort, NodeInfo, Request
+    from holdfast.core.protocol import ControlPort, NodeInfo, Request, View
     from holdfast.core.rounds import Job
     from holdfast.wire.control import Contacts
     from holdfast.wire.messages import JobSummary

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from holdfast.core.coordinated_supervision import CoordinatorLost, ViewReceived
+from holdfast.core.supervision import CoordinatorLost, ViewReceived
 from holdfast.wire.control import Contacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.coordinator.connect import CoordinatorConnector
-    from holdfast.core.protocol import Failure, NodePhase, Request, View
+    from holdfast.core.phases import NodePhase
+    from holdfast.core.protocol import Failure, Request, View
     from holdfast.membership.loop_heartbeat import LoopHeartbeat
     from holdfast.net.agent_port import AgentPort
     from holdfast.store.store_interface import RoundStore

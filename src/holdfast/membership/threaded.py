@@ -18,20 +18,11 @@ import msgspec
 
 from holdfast import console
 from holdfast.coordinator.connect import ConnectFailed
-from holdfast.core.coordinated_supervision import CoordinatorLost, ViewReceived
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.limits import NAME_CHARS_MAX, REPORT_BYTES_MAX, SUMMARY_CHARS_MAX
 from holdfast.core.machine import TICK
-from holdfast.core.protocol import (
-    Ack,
-    Failure,
-    Heartbeat,
-    NodeInfo,
-    NodePhase,
-    NodeRole,
-    Status,
-    View,
-)
+from holdfast.core.phases import NodePhase, NodeRole
+from holdfast.core.protocol import Ack, Failure, Heartbeat, NodeInfo, Status, View
 from holdfast.core.session import (
     Connect,
     Connected,
@@ -49,6 +40,7 @@ from holdfast.core.session import (
     SessionEvent,
     StatusChanged,
 )
+from holdfast.core.supervision import CoordinatorLost, ViewReceived
 from holdfast.errors import UsageError
 from holdfast.membership.coordinator_store import StoreCalls
 from holdfast.membership.interface import JoinRefused, News, draw_incarnation

@@ -17,7 +17,8 @@ import msgspec
 
 from holdfast import console
 from holdfast.core.job_settings import JobSettings
-from holdfast.core.protocol import NodeInfo, NodePhase, View
+from holdfast.core.phases import NodePhase
+from holdfast.core.protocol import NodeInfo, View
 from holdfast.core.shared_state import Timeouts
 from holdfast.errors import UsageError
 from holdfast.membership.backend import BackendFailed, BackendMembership

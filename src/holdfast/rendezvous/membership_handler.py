@@ -17,8 +17,8 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.core.coordinated_supervision import CoordinatorLost
-from holdfast.core.protocol import NodePhase, NodeRole, RefusalReason, View
+from holdfast.core.phases import NodePhase, NodeRole, RefusalReason
+from holdfast.core.supervision import CoordinatorLost
 from holdfast.membership.interface import JoinRefused
 from holdfast.rendezvous.handler import (
     RendezvousHandler,
@@ -36,6 +36,7 @@ from holdfast.rendezvous.worker_store import PORTS, WorkerStore
 from holdfast.wire.wire_limits import STORE_KEYS_MAX
 
 if TYPE_CHECKING:
+    from holdfast.core.protocol import View
     from holdfast.membership.interface import Membership
 
 POLL_S = (0.005, 0.1)  # The first and the longest pause while a wait for keys polls the store.

@@ -13,7 +13,7 @@ from concurrent import futures
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.core.protocol import Failure, JobOutcome, NodePhase
+from holdfast.core.phases import JobOutcome, NodePhase
 from holdfast.membership.coordinator import CoordinatorMembership
 from holdfast.membership.coordinator_store import SLACK_S, CoordinatorStore
 from holdfast.rendezvous.coordinator_handler import CoordinatorAccess
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from datetime import timedelta
 
-    from holdfast.core.protocol import View
+    from holdfast.core.protocol import Failure, View
     from holdfast.rendezvous.handler import RendezvousInfo
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
     from holdfast.wire.messages import StoreResult

@@ -10,16 +10,17 @@ from holdfast import console
 from holdfast.agent.coordinated_job import CoordinatedJob
 from holdfast.agent.lifecycle_reporter import LifecycleReporter
 from holdfast.agent.spec import WorkerGroup, WorkerSpec
-from holdfast.core import coordinated_supervision, supervision
-from holdfast.core.coordinated_supervision import (
+from holdfast.core import supervision
+from holdfast.core.machine import TICK
+from holdfast.core.phases import JobOutcome, NodePhase, NodeRole
+from holdfast.core.protocol import Failure, Member, View
+from holdfast.core.supervision import (
     WAIT_NOTICE_AFTER_S,
     CoordinatedSupervision,
     CoordinatorLost,
     ReportStatus,
     ReportWait,
 )
-from holdfast.core.machine import TICK
-from holdfast.core.protocol import Failure, JobOutcome, Member, NodePhase, NodeRole, View
 from holdfast.errors import JobStopped
 from holdfast.observe.lifecycle import StandbyChanged
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
@@ -56,7 +57,7 @@ class FakeMembership:
     def take(self) -> list[Any]:
         taken, self.news = self.news, []
         for one in taken:
-            if isinstance(one, coordinated_supervision.ViewReceived):
+            if isinstance(one, supervision.ViewReceived):
                 self.view = one.view
         return taken
 
@@ -111,7 +112,7 @@ class Node:
 
     def hear(self, at: float, *news: object) -> list[Event]:
         """Deliver messages at a time since the start; return the resulting events."""
-        views = coordinated_supervision.ViewReceived
+        views = supervision.ViewReceived
         self.membership.news += [views(one) if isinstance(one, View) else one for one in news]
         events = self.job.events(at)
         for event in events:
@@ -173,7 +174,7 @@ def test_round_at_the_limit_ends_the_wait(node: Node) -> None:
     node.hear(0.0, view(NodeRole.WAITING))
     node.hear(0.0)
     member = view(NodeRole.MEMBER, 2, generation=0, rank=0, size=2)
-    assert node.hear(JOIN_S, member) == [coordinated_supervision.ViewReceived(member)]
+    assert node.hear(JOIN_S, member) == [supervision.ViewReceived(member)]
 
 
 def test_standby_time_does_not_count_as_waiting(node: Node) -> None:
@@ -233,7 +234,7 @@ def test_needed_node_waits_for_others_without_a_limit(node: Node, needed_for: st
 
 def test_lost_coordinator_ends_the_run(node: Node) -> None:
     assert node.hear(1.0, CoordinatorLost("connection refused", 60.0)) == [
-        coordinated_supervision.CoordinatorLost("connection refused", 60.0)
+        supervision.CoordinatorLost("connection refused", 60.0)
     ]
     assert node.machine.state is supervision.State.DONE
     assert str(node.job.error(supervision.Outcome.COORDINATOR_LOST)) == "away for 60 s"
@@ -261,7 +262,7 @@ def test_reason_of_unhealthy_workers_is_reported_to_other_nodes(node: Node) -> N
     node.membership.report = report  # type: ignore[method-assign, assignment]
     run(node, 0.0)
     for effect in node.machine.handle(1.0, supervision.WorkersUnhealthy(0, "the store is gone")):
-        if isinstance(effect, coordinated_supervision.ReportStatus):
+        if isinstance(effect, supervision.ReportStatus):
             node.job.perform(effect, "")
     (phase, failure) = reported[-1]
     assert phase is NodePhase.FAILED

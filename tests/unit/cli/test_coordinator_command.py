@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.cli import coordinator_command
-from holdfast.core.protocol import NodePhase
+from holdfast.core.phases import NodePhase
 from holdfast.errors import UsageError
 from holdfast.net import addresses
 from holdfast.net.addresses import Address

@@ -14,7 +14,8 @@ from certificates import make_ca, make_certificate
 from holdfast.coordinator import admission, operators, server, server_connection
 from holdfast.coordinator.connect import READ_BYTES, ConnectFailed
 from holdfast.core.job_settings import JobSettings
-from holdfast.core.protocol import Ack, Heartbeat, NodeInfo, NodePhase, NodeRole, Status, View
+from holdfast.core.phases import NodePhase, NodeRole
+from holdfast.core.protocol import Ack, Heartbeat, NodeInfo, Status, View
 from holdfast.net import listening
 from holdfast.net.addresses import Address
 from holdfast.net.tls import TlsFiles

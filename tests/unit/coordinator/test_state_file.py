@@ -15,7 +15,8 @@ from fake_node import a_job_of, a_node
 from holdfast.coordinator import state_file
 from holdfast.coordinator.state_file import StateFile, WriteAhead
 from holdfast.core.coordinator_machine import CoordinatorMachine, StatusReceived
-from holdfast.core.protocol import Ack, JobOutcome, NodeInfo, View
+from holdfast.core.phases import JobOutcome
+from holdfast.core.protocol import Ack, NodeInfo, View
 from holdfast.core.saved_jobs import SavedJob
 from holdfast.errors import UsageError
 from other_users import STRANGER

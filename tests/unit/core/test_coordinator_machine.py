@@ -7,7 +7,8 @@ import pytest
 from fake_node import RUN, a_job_of, a_node
 from holdfast.core.coordinator_machine import CoordinatorMachine, StatusReceived
 from holdfast.core.machine import InvalidEvent
-from holdfast.core.protocol import Ack, JobOutcome, NodeRole, View
+from holdfast.core.phases import JobOutcome, NodeRole
+from holdfast.core.protocol import Ack, View
 from holdfast.core.rounds import Job, Rounds
 
 TWO = a_job_of(2, 2, max_restarts=3)

@@ -27,7 +27,8 @@ from holdfast.core.etcd.keys import (
     roll_call_number,
     unpack,
 )
-from holdfast.core.protocol import ControlPort, NodeRole, View
+from holdfast.core.phases import NodeRole
+from holdfast.core.protocol import ControlPort, View
 from holdfast.core.rounds import Job
 from holdfast.defaults import PROTOCOL_VERSION
 from simulator.etcd import in_range

@@ -13,7 +13,8 @@ from holdfast.core.etcd.keys import JobKeys, pack
 from holdfast.core.etcd.leader import OPS_MAX, WRITE_BYTES_MAX, LedJob, NodeReported, PendingWrites
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.machine import TICK
-from holdfast.core.protocol import JobOutcome, NodeRole, View
+from holdfast.core.phases import JobOutcome, NodeRole
+from holdfast.core.protocol import View
 from holdfast.core.rounds import Job, JobPhase, NodeLost, NodesLost, Rounds
 from simulator.etcd import SimEtcd
 

@@ -16,7 +16,8 @@ from holdfast.core.limits import (
     WHY_CHARS_MAX,
 )
 from holdfast.core.machine import InvalidEvent
-from holdfast.core.protocol import NodeRole, RefusalReason, Request, Status, View
+from holdfast.core.phases import NodeRole, RefusalReason
+from holdfast.core.protocol import Request, Status, View
 from holdfast.core.ranks import RankOrder
 from holdfast.core.rounds import (
     BLAME_S,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from fake_node import RUN, a_job_of
 from holdfast.coordinator.connect import CONNECT_S
 from holdfast.core.machine import TICK, InvalidEvent
-from holdfast.core.protocol import Ack, Heartbeat, NodeInfo, NodePhase, NodeRole, View
+from holdfast.core.phases import NodePhase, NodeRole
+from holdfast.core.protocol import Ack, Heartbeat, NodeInfo, View
 from holdfast.core.rounds import RECOVER_S_MAX
 from holdfast.core.session import (
     RETRY_FIRST_S,

@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 from holdfast.core import shared_state
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.machine import InvalidEvent, Tick
-from holdfast.core.protocol import (
-    ControlPort,
-    Failure,
-    JobOutcome,
-    NodeInfo,
-    NodePhase,
-    NodeRole,
-    View,
-)
+from holdfast.core.phases import JobOutcome, NodePhase, NodeRole
+from holdfast.core.protocol import ControlPort, Failure, NodeInfo, View
 from holdfast.core.rounds import Job
 from holdfast.core.session import DeliverView, GiveUp, StatusChanged
 from holdfast.core.shared_state import (

@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.coordinated_supervision import (
-    CoordinatedSupervision,
-    CoordinatorLost,
-    ViewReceived,
-)
 from holdfast.core.machine import STEPS_MAX, Event, InvalidEvent
-from holdfast.core.protocol import JobOutcome, NodeRole, View
+from holdfast.core.phases import JobOutcome, NodeRole
+from holdfast.core.protocol import View
 from holdfast.core.supervision import (
     BarrierEnded,
     Begun,
+    CoordinatedSupervision,
+    CoordinatorLost,
     Finish,
     NodesWaiting,
     Outcome,
@@ -24,6 +22,7 @@ from holdfast.core.supervision import (
     SignalReceived,
     State,
     Supervision,
+    ViewReceived,
     WorkerExited,
     WorkersStarted,
     WorkersStopped,

@@ -16,11 +16,12 @@ from certificates import make_ca, make_certificate
 from holdfast import console
 from holdfast.coordinator import connect, server
 from holdfast.coordinator.connect import CoordinatorConnector
-from holdfast.core.coordinated_supervision import CoordinatorLost, ViewReceived
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.limits import REPORT_BYTES_MAX, SUMMARY_CHARS_MAX
-from holdfast.core.protocol import Failure, NodeInfo, NodePhase, NodeRole, View
+from holdfast.core.phases import NodePhase, NodeRole
+from holdfast.core.protocol import Failure, NodeInfo, View
 from holdfast.core.session import ConnectionState, Session, SessionTimeouts, StatusChanged
+from holdfast.core.supervision import CoordinatorLost, ViewReceived
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.membership import threaded
 from holdfast.membership.coordinator import CoordinatorMembership

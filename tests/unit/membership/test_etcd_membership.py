@@ -10,12 +10,13 @@ import pytest
 
 from fake_node import RUN, a_job_of
 from holdfast.coordinator.connect import ConnectFailed
-from holdfast.core.coordinated_supervision import CoordinatorLost, ViewReceived
 from holdfast.core.etcd.calls import Problem, ProblemKind, Put, Txn
 from holdfast.core.etcd.etcd_session import EtcdSession
 from holdfast.core.etcd.keys import pack
-from holdfast.core.protocol import NodeInfo, NodePhase, NodeRole, View
+from holdfast.core.phases import NodePhase, NodeRole
+from holdfast.core.protocol import NodeInfo, View
 from holdfast.core.session import Session, SessionTimeouts, StatusChanged
+from holdfast.core.supervision import CoordinatorLost, ViewReceived
 from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.etcd.generation_stores import GenerationStores
 from holdfast.etcd.job_records import read_job, read_run_ids

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.core.coordinated_supervision import CoordinatorLost
-from holdfast.core.protocol import Failure, JobOutcome, NodePhase, NodeRole, View
+from holdfast.core.phases import JobOutcome, NodePhase, NodeRole
+from holdfast.core.protocol import Failure, View
 from holdfast.core.rounds import Job, JobPhase
 from holdfast.core.shared_state import decode
+from holdfast.core.supervision import CoordinatorLost
 from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
 from holdfast.errors import UsageError
 from holdfast.membership.backend import BackendMembership

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.core.protocol import NodeRole, View
+from holdfast.core.phases import NodeRole
+from holdfast.core.protocol import View
 from holdfast.rendezvous.coordinator_handler import CoordinatorAccess
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.wire.handshake import job_token

@@ -11,16 +11,8 @@ from msgspec.structs import replace
 
 from holdfast.core import limits as core_limits
 from holdfast.core.job_settings import JobSettings
-from holdfast.core.protocol import (
-    Ack,
-    Failure,
-    Heartbeat,
-    NodeInfo,
-    NodePhase,
-    NodeRole,
-    Status,
-    View,
-)
+from holdfast.core.phases import NodePhase, NodeRole
+from holdfast.core.protocol import Ack, Failure, Heartbeat, NodeInfo, Status, View
 from holdfast.wire import wire_limits as limits
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.messages import (
