@@ -14,6 +14,7 @@ from holdfast.control.job_client import (
     JobNotFound,
     JobUnreachable,
     MergedEvents,
+    RequestRefused,
 )
 from holdfast.control.job_logs import follow_logs
 from holdfast.wire.control import LogLines, LogsQuery
@@ -65,18 +66,20 @@ class Exited:
 
 
 @pytest.mark.parametrize(
-    ("problem", "shown"),
+    ("problem", "kind", "shown"),
     [
-        (JobNotFound("the job is over"), "the job is over"),
-        (JobUnreachable("no etcd"), "all agents have exited"),
+        (JobNotFound("the job is over"), JobNotFound, "the job is over"),
+        (JobUnreachable("no etcd"), JobUnreachable, "all agents have exited"),
+        # Its exit code is that of a job that is over.
+        (RequestRefused("try later", "busy"), JobUnreachable, "all agents have exited"),
     ],
 )
 @in_loop
 async def test_following_events_ends_with_the_reason_once_all_agents_have_exited(
-    problem: ControlProblem, shown: str
+    problem: ControlProblem, kind: type[ControlProblem], shown: str
 ) -> None:
     merged = MergedEvents(Exited(problem))  # type: ignore[arg-type]
-    with pytest.raises(type(problem), match=shown):
+    with pytest.raises(kind, match=shown):
         await merged.next()
     merged.close()
 

@@ -578,6 +578,7 @@ async def test_server_recovers_after_running_out_of_descriptors(
 
 @in_loop
 async def test_bug_closes_only_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "WARNINGS_S", 0.0)
     async with serving() as served:
         with monkeypatch.context() as patch:
             patch.setattr(served.server.machine, "handle", lambda *_: 1 / 0)

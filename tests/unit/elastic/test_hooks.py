@@ -205,6 +205,20 @@ def test_failures_that_a_hook_returns_describe_the_restart(
     assert restart.startswith("rank 1 (pid ")
 
 
+def test_known_failures_are_those_of_the_current_generation() -> None:
+    known: list[list[int]] = []
+
+    class Knowing(Hooked):
+        def _stop_workers(self, worker_group: WorkerGroup) -> None:
+            failures = self._loop.workers.failures_so_far()
+            known.append([one.exitcode for one in failures.values()])
+            super()._stop_workers(worker_group)
+
+    agent = local("exit $((3 + $TORCHELASTIC_RESTART_COUNT))", kind=Knowing, max_restarts=1)
+    assert agent.run().is_failed()
+    assert known == [[3], [4]]
+
+
 def test_job_of_an_agent_with_hooks_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as runtime_folder:  # A socket's path must be short.
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime_folder)

@@ -61,6 +61,7 @@ class HookedWorkers:
 
     def start(self, order: StartOrder, busy: Busy) -> Mapping[int, object]:
         del order, busy  # The agent's own `_start_workers` reads both from the loop.
+        self._processes.result = RunResult(WorkerState.INIT)  # Not that of the last generation.
         return self._agent._start_workers(self._agent.get_worker_group())
 
     def begin_stop(self, order: StopOrder) -> Event | None:
