@@ -11,7 +11,21 @@ its side services (`agent.side_services`). One turn of the loop::
     machine.handle(now, TICK), if the machine's deadline has passed
 
 Only the machine decides. Workers, job and services report events and perform effects; none of them
-restarts, stops or kills anything by itself.
+restarts, stops or kills anything by itself. Their events::
+
+    signals             SignalReceived
+    services.control    Requested; but if there is a membership, it takes the request instead
+    job                 ViewReceived, CoordinatorLost, NeededByOthers; or without a membership: NodesWaiting
+    workers' store      WorkersUnhealthy
+    workers             WorkerExited, WorkersStopped, WorkersExpired
+    services.watchdogs  TimersExpired, WorkerBlocked, WorkerUnblocked
+    performed effects   RoundJoined, WorkersStarted, StacksDumped, BarrierEnded
+
+For example, a worker fails. `workers.events` returns `WorkerExited`, the machine returns `StopWorkers`, and
+`workers.begin_stop` signals the others. When all have exited, `workers.events` returns `WorkersStopped`, and the
+machine returns `JoinRound`. `job.perform` joins a round and returns `RoundJoined`, the machine returns
+`StartWorkers`, and `workers.start` starts the next generation. In a job with a coordinator, the machine returns
+`ReportStatus` instead of `JoinRound`. It returns `StartWorkers` for a later `ViewReceived`.
 """
 
 from __future__ import annotations
@@ -61,6 +75,7 @@ if TYPE_CHECKING:
     from holdfast.processes.workers.pages import Progress
 
     Busy = Callable[[str], AbstractContextManager[None]]
+    """`AgentLoop.busy`: a context for a wait that a signal interrupts."""
 
     class Job(Protocol):
         """This node's part in the job: `agent.coordinated_job` or `agent.polled_job`."""
@@ -213,7 +228,7 @@ class AgentLoop:
         self._settings = settings
         self._queue: list[tuple[Event, str]] = []  # Each with its cause.
         self._stop_step = ""  # The step that stopped the workers, until others are started.
-        self._abandoned = False
+        self._abandoned = False  # Whether the run failed with an exception: only a stop remains.
         self._finish: supervision.Finish | None = None
 
     # The run.
@@ -273,17 +288,18 @@ class AgentLoop:
         membership = self.membership
         control = self._begin_control()
         if membership is None:
-            return self._conclude(self._turn())
+            return self._conclude(self._run_machine())
         control.open()  # The job is visible while the node waits for others.
         membership.control.on_watch(control.watched)
         try:
             if not self.workers.blocks:
                 membership.heartbeat.start()  # It stops if this loop no longer turns.
-            return self._conclude(self._turn())
+            return self._conclude(self._run_machine())
         finally:
             membership.heartbeat.stop()
 
-    def _turn(self) -> supervision.Finish:
+    def _run_machine(self) -> supervision.Finish:
+        """Turn until the machine has finished."""
         self._dispatch([supervision.Begun()])
         while self._finish is None:
             self._wait_for_change()
@@ -301,6 +317,7 @@ class AgentLoop:
         return self._finish
 
     def _conclude(self, finish: supervision.Finish) -> RunResult:
+        """Return the result of a finished run; raise if it has none."""
         result = self.workers.result
         if finish.outcome is Outcome.SIGNALLED:
             one = finish.signum
@@ -317,14 +334,10 @@ class AgentLoop:
         self.group.state = state
         return RunResult(state, result.return_values, failures)
 
-    def handle_detections(self) -> None:
-        """Act on what the side services detected, for a subclass of TorchElastic's with its own loop."""
-        self.services.look(time.monotonic())
-        self._dispatch(self.services.take_events())
-
     # Waiting.
 
     def _wait_for_change(self) -> None:
+        """Wait until any part may have events, or a deadline passes."""
         now = time.monotonic()
         deadline = self.machine.next_deadline(now)
         deadline = min_of(deadline, self.job.next_deadline(now))
@@ -386,6 +399,7 @@ class AgentLoop:
     # Events into the machine, effects out of it.
 
     def _dispatch(self, events: Iterable[Event]) -> None:
+        """Let the machine handle each event, and perform its effects and those of their outcomes."""
         for event in events:
             self._post(event)
             while self._queue:
@@ -397,6 +411,7 @@ class AgentLoop:
                         self._post(outcome, step)
 
     def _post(self, event: Event, cause: str = "") -> None:
+        """Queue an event for the machine, and update the parts that it concerns."""
         match event:
             case supervision.WorkerExited(local_rank=rank, failed=failed):
                 cause = cause or self._stop_step
@@ -415,6 +430,7 @@ class AgentLoop:
         self._queue.append((event, cause))
 
     def _decide(self, event: Event, cause: str) -> list[Effect]:
+        """Return the machine's effects; raise `InternalError` if the event is invalid."""
         try:
             effects = self.machine.handle(time.monotonic(), event, cause)
             self.machine.check()
@@ -425,6 +441,7 @@ class AgentLoop:
         return effects
 
     def _perform(self, effect: Effect, step: str) -> Event | None:
+        """Perform an effect of a step of the machine; return its outcome if it is known at once."""
         match effect:
             case supervision.JoinRound():
                 if self.machine.generation >= 0:
@@ -487,6 +504,7 @@ class AgentLoop:
         )
 
     def _begin_stop(self, reason: StopReason | None, signum: int) -> Event | None:
+        """Begin to stop the workers. Without a reason, the run ends: wait until they have exited."""
         machine = self.machine
         if reason is not None:
             self.previous = (self.group.workers[0].world_size, reason.value)
@@ -524,6 +542,11 @@ class AgentLoop:
                     self._post(event)
             if workers.is_active:
                 self.wait(workers.next_deadline(time.monotonic()), *workers.descriptors())
+
+    def handle_detections(self) -> None:
+        """Act on what the side services detected, for a subclass of TorchElastic's with its own loop."""
+        self.services.look(time.monotonic())
+        self._dispatch(self.services.take_events())
 
     def _settle(self) -> None:
         """Start what a short run does not need."""

@@ -85,6 +85,7 @@ class BackendMembership(ThreadedMembership):
     """One node's membership in a job on a backend; it joins with its first report."""
 
     authority = "the backend"
+    _driver: BackendDriver | None
 
     def __init__(
         self,
@@ -104,7 +105,6 @@ class BackendMembership(ThreadedMembership):
         self.control = BackendControl(self)
         self._control_setting = control
         self._where, self._timeouts, self._store = where, timeouts, store
-        self._session: BackendDriver | None = None
 
     @property
     def where(self) -> str:
@@ -119,28 +119,28 @@ class BackendMembership(ThreadedMembership):
 
     def close(self, drain_s: float = 0.0) -> None:
         super().close(drain_s)
-        if self._session is not None:
-            self._session.join()
+        if self._driver is not None:
+            self._driver.join()
 
     # For the handler.
 
     @property
     def failure(self) -> BackendFailed | None:
         """The last failure of the backend."""
-        return self._session.failure if self._session is not None else None
+        return self._driver.failure if self._driver is not None else None
 
     @property
     def is_unreached(self) -> bool:
         """Whether the backend failed and has never responded."""
-        return self._session is not None and self._session.is_unreached
+        return self._driver is not None and self._driver.is_unreached
 
     def refresh(self, limit_s: float) -> bool:
         """Read the state now; return whether the job has ended.
 
         Raises `BackendFailed`, or `TimeoutError` past the limit.
         """
-        assert self._session is not None
-        return self._ask(self._session.refresh(limit_s), limit_s)
+        assert self._driver is not None
+        return self._ask(self._driver.refresh(limit_s), limit_s)
 
     # For `BackendControl`.
 
@@ -148,7 +148,7 @@ class BackendMembership(ThreadedMembership):
         """Return the state of the job as this node last read it."""
 
         async def read() -> JobSummary | None:
-            rounds = self._session.session.rounds if self._session is not None else None
+            rounds = self._driver.session.rounds if self._driver is not None else None
             return summary_of(rounds) if rounds is not None else None
 
         return self._ask(read(), 0.0)
@@ -157,7 +157,7 @@ class BackendMembership(ThreadedMembership):
         """Return how clients reach the agents, from the shared state."""
 
         async def read() -> Contacts:
-            rounds = self._session.session.rounds if self._session is not None else None
+            rounds = self._driver.session.rounds if self._driver is not None else None
             return self.credentials.contacts(ports_of(rounds.job) if rounds is not None else ())
 
         return self._ask(read(), 0.0)
@@ -185,13 +185,12 @@ class BackendMembership(ThreadedMembership):
             control=port.control if port is not None else None,
         )
         monitor = LoopMonitor(now, self._mailbox, self._timeouts.lost_after_s)
-        self._session = BackendDriver(session, self.backend, self._mailbox.put, monitor)
-        return self._session
+        return BackendDriver(session, self.backend, self._mailbox.put, monitor)
 
     async def _shut(self, drain_s: float) -> None:
         del drain_s
-        if self._session is not None:
-            await self._session.close()
+        if self._driver is not None:
+            await self._driver.close()
         if self.control.port is not None:
             self.control.port.close()
 

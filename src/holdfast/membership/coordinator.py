@@ -66,6 +66,8 @@ class CoordinatorMembership(ThreadedMembership):
     that took over at one of them; such a coordinator replaces the one here (`coordinator.endpoint_list`).
     """
 
+    _driver: SessionDriver | None
+
     def __init__(
         self,
         endpoint_host: str,
@@ -88,7 +90,6 @@ class CoordinatorMembership(ThreadedMembership):
     ) -> None:
         super().__init__(run_id=run_id, info=info, settings=settings)
         self._timeouts, self._advice = timeouts, advice
-        self._session: SessionDriver | None = None
         self.control = CoordinatorControl(self)
         self._host, self._port = endpoint_host, endpoint_port
         self._later = later
@@ -142,36 +143,38 @@ class CoordinatorMembership(ThreadedMembership):
         place = self._endpoints.place if self._endpoints is not None else 0
         return place, [(self._host, self._port), *self._later][place]
 
+    def store(self, scope: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> CoordinatorStore:
+        return CoordinatorStore(self, scope, timeout_s)
+
+    # For `CoordinatorControl`.
+
     def on_watch(self, watched: Callable[[Watch], None]) -> None:
         """Call `watched` when a client of the coordinator watches this node."""
-        if self._session is not None:
-            self._post(self._session.on_watch, watched)
+        if self._driver is not None:
+            self._post(self._driver.on_watch, watched)
 
     def send_report(self, report: NodeReport) -> None:
         """Send a report to the coordinator, if there is a connection."""
-        if self._session is not None:
-            self._post(self._session.send_report, report)
+        if self._driver is not None:
+            self._post(self._driver.send_report, report)
 
     def connector(self) -> CoordinatorConnector:
         """Return a connector to the current coordinator for the running loop."""
         place, (host, port) = self._current()
         return self._connector(host, port, place=place)
 
-    # The job's store.
-
-    def store(self, scope: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> CoordinatorStore:
-        return CoordinatorStore(self, scope, timeout_s)
+    # For `CoordinatorStore`.
 
     def begin_call(self, call: StoreCall) -> Future[StoreResult]:
         answer: Future[StoreResult] = Future()
-        session = self._session
-        if session is None or not self._post(session.store.begin, call, answer):
+        driver = self._driver
+        if driver is None or not self._post(driver.store.begin, call, answer):
             answer.set_exception(ConnectionError("the connection is closed"))
         return answer
 
     def forget_call(self, answer: Future[StoreResult]) -> None:
-        if self._session is not None:
-            self._post(self._session.store.forget, answer)
+        if self._driver is not None:
+            self._post(self._driver.store.forget, answer)
 
     # In the thread.
 
@@ -182,7 +185,7 @@ class CoordinatorMembership(ThreadedMembership):
             ends = [(self._host, self._port), *self._later]
             self._endpoints = EndpointList(
                 [self._connector(*one, place=place) for place, one in enumerate(ends)],
-                floor=lambda: self._session.session.place if self._session is not None else 0,
+                floor=lambda: self._driver.session.place if self._driver is not None else 0,
                 host=connector if self._may_host else None,
             )
             if self._listener is not None:
@@ -193,8 +196,24 @@ class CoordinatorMembership(ThreadedMembership):
                     console.notice(f"a coordinator took over at {by}: this node does not run one")
         if self._listener is not None:
             self._serve(self._listener, self._open_state())
-        self._session = self._drive(self._endpoints or connector, self._timeouts, self._advice)
-        return self._session
+        return self._drive(self._endpoints or connector, self._timeouts, self._advice)
+
+    async def _shut(self, drain_s: float) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._driver is not None:
+            await self._driver.close()
+        if self._server is None:
+            return
+        await self._server.drain(drain_s)
+        others = self._server.nodes_besides(self.run_id)
+        if others:
+            console.notice(
+                f"the coordinator at {self.where} exits with this agent; {others} "
+                f"node{'s' * (others != 1)} of other jobs {'is' if others == 1 else 'are'} "
+                "connected: run `holdfast coordinator` for an endpoint that several jobs share"
+            )
+        await self._server.stop()
 
     def _connector(
         self,
@@ -260,7 +279,7 @@ class CoordinatorMembership(ThreadedMembership):
 
     def _take_over(self, found: list[Address]) -> bool:
         """Run the coordinator from now on, if this node can bind the endpoint before another process."""
-        is_over = self._session is not None and self._session.is_over
+        is_over = self._driver is not None and self._driver.is_over
         if self._ending or not self._may_host or self._server is not None or is_over:
             return False
         try:
@@ -278,20 +297,3 @@ class CoordinatorMembership(ThreadedMembership):
             state = None
         self._serve(listener, state, follows_another=True)
         return True
-
-    async def _shut(self, drain_s: float) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-        if self._session is not None:
-            await self._session.close()
-        if self._server is None:
-            return
-        await self._server.drain(drain_s)
-        others = self._server.nodes_besides(self.run_id)
-        if others:
-            console.notice(
-                f"the coordinator at {self.where} exits with this agent; {others} "
-                f"node{'s' * (others != 1)} of other jobs {'is' if others == 1 else 'are'} "
-                "connected: run `holdfast coordinator` for an endpoint that several jobs share"
-            )
-        await self._server.stop()

@@ -103,15 +103,11 @@ class EtcdControl(ControlAccess):
 
     def summary(self) -> JobSummary | None:
         """Return the job that the leader stored, updated with the newer status of each node."""
-        one = self._membership
-        with EtcdClient(one.etcd) as client:
-            return read_job(client, one.run_id, one.prefix)[0]
+        return self._membership.summary()
 
     def contacts(self) -> Contacts:
         """Return how clients reach the agents, from the agents' records."""
-        one = self._membership
-        with EtcdClient(one.etcd) as client:
-            return one.credentials.contacts(read_ports(client, one.run_id, one.prefix))
+        return self._membership.contacts()
 
 
 class EtcdMembership(ThreadedMembership):
@@ -171,6 +167,18 @@ class EtcdMembership(ThreadedMembership):
         if self._store_client is not None:
             self._store_client.close()
             self._store_client = None
+
+    # For `EtcdControl`.
+
+    def summary(self) -> JobSummary | None:
+        """Return the job that the leader stored, updated with the newer status of each node."""
+        with EtcdClient(self.etcd) as client:
+            return read_job(client, self.run_id, self.prefix)[0]
+
+    def contacts(self) -> Contacts:
+        """Return how clients reach the agents, from the agents' records."""
+        with EtcdClient(self.etcd) as client:
+            return self.credentials.contacts(read_ports(client, self.run_id, self.prefix))
 
     # In the thread.
 

@@ -207,7 +207,7 @@ def test_dropped_handler_ends_its_threads(cluster: Cluster) -> None:
     handler.next_rendezvous()
     connection = handler.enter()
     assert isinstance(connection, BackendMembership)
-    driver = connection._session
+    driver = connection._driver
     assert driver is not None
     assert connection._thread is not None
     threads = connection._thread._thread, driver._thread
