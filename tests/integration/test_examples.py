@@ -98,6 +98,19 @@ def test_demo_survives_every_change_and_leaves_nothing(tmp_path: Path) -> None:
     assert " | " not in done.stdout, "a line that the demo did not expect"
     assert "\033" not in done.stdout, "colours are for terminals"
     assert done.stderr == ""
+    assert words_without_figures(picture_text()) <= words_without_figures(done.stdout)
+
+
+def picture_text() -> str:
+    """Return the recorded output in the README's picture, without the typed command and the link."""
+    picture = ET.parse(ROOT / "docs" / "assets" / "demo.svg")
+    lines = ["".join(line.itertext()) for line in picture.iterfind(".//{*}text")]
+    return "\n".join(line for line in lines[1:] if not line.strip().startswith("file:"))
+
+
+def words_without_figures(text: str) -> set[str]:
+    """Return the words of a text, with every number as 0, without progress bars."""
+    return {re.sub(r"\d+", "0", word) for word in text.split() if not re.match(r"\[[#.]+\]$", word)}
 
 
 def test_elastic_plain_runs_on_two_terminals(tmp_path: Path) -> None:
