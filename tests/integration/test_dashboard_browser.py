@@ -247,7 +247,7 @@ def act(page: Page, button: Locator, reason: str) -> None:
     button.click()
     page.fill("#reason", reason)
     page.locator("dialog button.primary").click()
-    expect(page.locator(".toast").last).to_contain_text("granted")
+    expect(page.locator(".toast").last).to_contain_text("accepted")
     expect(page.locator("dialog")).to_be_hidden()
 
 

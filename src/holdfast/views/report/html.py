@@ -158,8 +158,8 @@ def _where_the_time_went(report: Report) -> str:
         "generation repeated."
         if report.measure == "progress"
         else "Workers do not report steps (<code>holdfast.worker.progress</code>): <em>useful</em> is "
-        "the time in which all workers ran. Which of it they repeated after a restart is unknown, so "
-        "this is an upper bound."
+        "the time in which all workers ran. The report cannot tell which part of it was repeated after a "
+        "restart, so this is an upper bound."
     )
     place = 0.0
     bars = []

@@ -397,7 +397,7 @@ class JobScreen(Screen[None]):
         except ControlProblem as problem:
             self.notify(f"{what}: {problem.message}", severity="error", markup=False)
         else:
-            self.notify(as_is or f"{what} granted", markup=False)
+            self.notify(as_is or f"{what} accepted", markup=False)
 
 
 class Top(App[None]):

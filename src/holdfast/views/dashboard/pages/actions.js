@@ -6,7 +6,7 @@ export const session = { word: "", readOnly: true, stages: {}, restart: [] };
 const TEXTS = {
   restart: ["Restart the workers", "All workers stop within their grace period and start again as the next generation. No restart is charged.", "Restart"],
   stop: ["Stop the job", "The job ends on all nodes. This is final. Its agents exit with code 143.", "Stop the job"],
-  drain: ["Drain a node", "Its workers stop within their grace period. It gets no workers until it is undrained. A standby replaces it, or the job shrinks. No restart is charged.", "Drain"],
+  drain: ["Drain a node", "Its workers stop within their grace period. It gets no workers until it is undrained. A standby replaces it, or the job continues with fewer nodes. No restart is charged.", "Drain"],
   undrain: ["Undrain a node", "The node is eligible again.", "Undrain"],
 };
 
@@ -18,7 +18,7 @@ export async function post(path, body) {
   });
   if (answer.status === 401) { location.assign("/login"); throw new Error("log in first"); }
   const value = answer.status === 204 ? {} : await answer.json();
-  if (!answer.ok) throw new Error(value.problem || `the server answered ${answer.status}`);
+  if (!answer.ok) throw new Error(value.problem || `the server responded with ${answer.status}`);
   return value;
 }
 
@@ -38,7 +38,7 @@ export function ask(action, node = "") {
     try {
       const answer = await post("/action", { id, action, node, reason: reason.value, grace_s: grace.value === "" ? -1 : Number(grace.value) });
       dialog.close();
-      toast(answer.why || `${verb.toLowerCase()}${node ? ` ${node}` : ""}: granted`);
+      toast(answer.why || `${verb.toLowerCase()}${node ? ` ${node}` : ""}: accepted`);
     } catch (error) {
       problem.textContent = error.message;
       confirm.disabled = false;
