@@ -98,6 +98,8 @@ class LogStream:
         if generation != self._generation:
             is_first = self._generation < 0
             self._generation = generation
+            for one in self._files:
+                one.is_ready = True  # Its unfinished last line is complete now.
             for rank, stream, path in files:
                 if self._wanted.ranks and rank not in self._wanted.ranks:
                     continue

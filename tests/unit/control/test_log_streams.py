@@ -117,6 +117,23 @@ async def test_a_following_stream_continues_with_new_lines_and_the_next_generati
 
 
 @in_loop
+async def test_next_generation_completes_and_closes_the_files_of_the_last(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.write_bytes(b"old\nlast words")
+    second.write_bytes(b"new\n")
+    reader = Reader(LogsQuery(follow=True, room=ROOM))
+    reader.begin(first)
+    assert await reader.text() == b"old\n"
+    await asyncio.sleep(0)
+    open_files = len(os.listdir("/proc/self/fd"))
+    reader.stream.add(1, [(0, "stdout", str(second))])
+    rest = [await reader.next(), await reader.next()]
+    assert [(one.generation, one.text) for one in rest if one] == [(0, b"last words"), (1, b"new\n")]
+    assert len(os.listdir("/proc/self/fd")) == open_files
+    reader.stream.close()
+
+
+@in_loop
 async def test_a_closed_stream_opens_no_file(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"1\n")
     reader = Reader(LogsQuery(follow=True, room=ROOM))
