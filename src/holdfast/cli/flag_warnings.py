@@ -39,7 +39,8 @@ def warn(args: Namespace, config: LaunchConfig) -> None:
 
 def _warn_one_node(args: Namespace, config: LaunchConfig) -> None:
     # `cli.run_command` warns about the other backends, for any number of nodes.
-    if args.node_rank and (args.standalone or str(args.rdzv_backend) == "static"):
+    is_static = Backend.named(args.rdzv_backend) is Backend.STATIC
+    if args.node_rank and (args.standalone or is_static):
         console.warning(
             f"--node-rank {args.node_rank} is ignored: the job has one node, which has rank 0"
         )
@@ -63,7 +64,7 @@ def _warn_loopback(args: Namespace, config: LaunchConfig) -> None:
     """Warn about a default endpoint that other machines cannot reach."""
     if Backend.named(config.rdzv_backend) is Backend.HA or args.rdzv_endpoint:
         return
-    backend = Backend.named(str(args.rdzv_backend))
+    backend = Backend.named(args.rdzv_backend)
     if backend is Backend.STATIC and args.master_addr == STATIC_HOST:
         _, _, port = config.rdzv_endpoint.rpartition(":")
         missing, place, wanted = "--master-addr", f"{STATIC_HOST}:{port}", "the address of node 0"

@@ -20,6 +20,7 @@ from holdfast.launcher import flag_values as values
 from holdfast.launcher.config import DEFAULT_MASTER_PORT, FLAGS, Flag, LaunchConfig
 from holdfast.launcher.flag_values import determine_local_world_size, parse_min_max_nnodes
 from holdfast.launcher.launch_job import elastic_launch
+from holdfast.rendezvous.backends import Backend
 
 if TYPE_CHECKING:
     import argparse
@@ -180,7 +181,7 @@ def read_args(words: list[str]) -> argparse.Namespace:
 def get_rdzv_endpoint(args: argparse.Namespace) -> str:
     """Return the endpoint as given, or that of node 0 for the static backend."""
     endpoint = str(args.rdzv_endpoint)
-    if args.rdzv_backend != "static":
+    if Backend.named(args.rdzv_backend) is not Backend.STATIC:
         return endpoint
     if not endpoint:
         port = DEFAULT_MASTER_PORT if args.master_port is None else args.master_port
@@ -268,25 +269,21 @@ def _with_rendezvous(args: argparse.Namespace) -> argparse.Namespace:
     max_nodes = parse_min_max_nnodes(args.nnodes)[1]
     if getattr(args, "ha", None) is not None:
         args = _with_ha(args)
-    backend = str(args.rdzv_backend)
+    is_static = Backend.named(args.rdzv_backend) is Backend.STATIC
     if args.standalone and max_nodes > 1:
         values.reject(
             args.nnodes, "--nnodes", "conflicts with --standalone, which is for one node", "1"
         )
-    alone = (
-        backend == "static"
-        and not args.rdzv_endpoint
-        and args.master_port is None
-        and max_nodes == 1
-    )
+    alone = is_static and not args.rdzv_endpoint and args.master_port is None and max_nodes == 1
     if args.standalone or alone:
         args = type(args)(**vars(args))
-        args.rdzv_backend = "c10d"
+        args.rdzv_backend = Backend.C10D.value
         args.rdzv_endpoint = "localhost:0"
         if args.standalone or args.rdzv_id == "none":
             args.rdzv_id = _fresh_run_id()
         args.standalone = True
-    elif backend != "static":
+    elif not is_static:
+        backend = str(args.rdzv_backend)
         if args.node_rank:
             console.warning(
                 f"--node-rank is ignored: --rdzv-backend {backend} assigns node ranks itself"
@@ -302,7 +299,7 @@ def _with_ha(args: argparse.Namespace) -> argparse.Namespace:
 
     ha = str(args.ha)
     backend = str(args.rdzv_backend)
-    if args.standalone or backend not in ("static", "ha"):
+    if args.standalone or Backend.named(backend) not in (Backend.STATIC, Backend.HA):
         other = "--standalone" if args.standalone else f"--rdzv-backend {backend}"
         values.reject(args.ha, "--ha", f"conflicts with {other}", "one of the two")
     if args.rdzv_endpoint:
@@ -313,7 +310,7 @@ def _with_ha(args: argparse.Namespace) -> argparse.Namespace:
     if warning:
         console.warning(f"--ha: {warning}")
     args = type(args)(**vars(args))
-    args.rdzv_backend, args.rdzv_endpoint = "ha", ha
+    args.rdzv_backend, args.rdzv_endpoint = Backend.HA.value, ha
     return args
 
 
@@ -334,7 +331,7 @@ def _rdzv_configs(args: argparse.Namespace) -> dict[str, Any]:
         from holdfast.rendezvous.rdzv_conf import FLAG, parse_text
 
         configs.update(parse_text(args.rdzv_conf, values.source_of(args.rdzv_conf, FLAG)))
-    if args.rdzv_backend == "static":
+    if Backend.named(args.rdzv_backend) is Backend.STATIC:
         configs["rank"] = args.node_rank
     return configs | _job_wide(args)
 

@@ -69,8 +69,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-ACCEPTED = ("c10d", "static", "etcd", "etcd-v2", "file")
-"""The backends that the commands for running jobs accept."""
+ACCEPTED = [name for one in Backend if one is not Backend.HA for name in one.names]
+"""The backends that the commands for running jobs accept; `--ha` is a flag of its own."""
 LATE_S = 2.0
 """If an agent takes longer to respond, the command names it."""
 NAMES_SHOWN = 10

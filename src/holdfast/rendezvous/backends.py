@@ -50,6 +50,7 @@ class Backend(Enum):
         return self in (Backend.FILE, Backend.HA)
 
 
+ETCD_V2 = "etcd-v2"
+"""torchrun's name of the backend that uses the API of etcd 3."""
 _NAMED = {backend.value: backend for backend in Backend}
-# torchrun's names.
-_NAMED |= {"holdfast": Backend.C10D, "etcd-v2": Backend.ETCD}
+_NAMED |= {"holdfast": Backend.C10D, ETCD_V2: Backend.ETCD}

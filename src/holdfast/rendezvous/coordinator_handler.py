@@ -16,6 +16,7 @@ from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
 from holdfast.net.listening import LOOPBACK, address_of
 from holdfast.net.token import choose_token
 from holdfast.rendezvous import rdzv_conf
+from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.job_access import (
     ANNOUNCE_S,
     JobAccess,
@@ -87,7 +88,7 @@ class CoordinatorAccess(JobAccess):
         self.job_token = b""
         """The part of the token that protects this job's store; empty without a token."""
         self._membership: CoordinatorMembership | None = None
-        if len(self._endpoints) > 1 and params.backend == "static":
+        if len(self._endpoints) > 1 and params.kind is Backend.STATIC:
             raise UsageError(
                 f"--rdzv-endpoint: {params.endpoint!r} names several machines; static accepts one, "
                 "c10d several"

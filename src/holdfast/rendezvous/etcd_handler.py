@@ -18,6 +18,7 @@ from holdfast.net.addresses import names_loopback
 from holdfast.net.agent_port import OFF, ControlCredentials, explicit_token
 from holdfast.net.listening import LOOPBACK, address_of
 from holdfast.rendezvous import rdzv_conf
+from holdfast.rendezvous.backends import ETCD_V2
 from holdfast.rendezvous.job_access import JobAccess, JoinRequest, new_node_id, node_info
 from holdfast.rendezvous.membership_handler import MembershipHandler
 from holdfast.rendezvous.rdzv_conf import value_of
@@ -128,8 +129,8 @@ def _names(params: RendezvousParameters, *names: str) -> list[str]:
 
 def create_etcd_handler(params: RendezvousParameters) -> MembershipHandler:
     """Return the handler of `--rdzv-backend etcd`, or `etcd-v2`."""
-    if params.backend == "etcd-v2":
-        console.notice("--rdzv-backend etcd-v2 is the same as etcd here: etcd 3.6 has no API v2")
+    if params.backend == ETCD_V2:
+        console.notice(f"--rdzv-backend {ETCD_V2} is the same as etcd here: etcd 3.6 has no API v2")
     return MembershipHandler(EtcdAccess(params, etcd_settings_of(params)))
 
 
