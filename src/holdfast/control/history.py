@@ -13,22 +13,7 @@ history. `merge` combines the records that several nodes have of one generation.
 The fold is pure: it uses no I/O and no clock. All times are seconds on the node's clock. A caller that
 combines nodes first shifts their times onto one axis. Memory is bounded for jobs of any length.
 
-**Stages.** A restart has five stages, in this order. The first two end a generation; the others start
-the next one.
-
-==========  ======================================================================================
-`detect`    from the failure until the agent began to stop the workers. For a worker that hung, the
-            failure is at its last step
-`stop`      until all its workers had exited
-`regroup`   until the nodes had formed a round; for generation 0, from the start of the first agent
-`start`     until all workers were started
-`warmup`    until every worker had made its first step, or had sent its first heartbeat if workers
-            report no steps
-==========  ======================================================================================
-
-**Goodput** is the share of a job's time that was useful. If workers report steps, useful time is the
-time in which they made steps that no later generation repeated. Otherwise, useful time is the time in
-which all workers of a generation ran, which is an upper bound. Time as a standby does not count.
+docs/internals/glossary.md, Time, defines the stages and goodput.
 """
 
 from __future__ import annotations
@@ -84,7 +69,11 @@ def stall_limit_s(step_s: float) -> float:
     return max(STALL_STEPS * step_s, STALL_S)
 
 
-RESTART_STAGES = (Stage.DETECT, Stage.STOP, Stage.REGROUP, Stage.START, Stage.WARMUP)
+ENDING_STAGES = (Stage.DETECT, Stage.STOP)
+"""The stages of a restart that end a generation."""
+STARTING_STAGES = (Stage.REGROUP, Stage.START, Stage.WARMUP)
+"""Those that start the next one."""
+RESTART_STAGES = ENDING_STAGES + STARTING_STAGES
 
 
 class NodeState(StrEnum):
@@ -269,10 +258,7 @@ class NodeHistory(msgspec.Struct, frozen=True, kw_only=True):
 def restart_stages(ended: Generation | None, started: Generation) -> dict[Stage, float]:
     """Return the known durations of the stages of the restart between two generations."""
     before = ended.stages if ended is not None and ended.number == started.number - 1 else {}
-    of = {
-        stage: before if stage in (Stage.DETECT, Stage.STOP) else started.stages
-        for stage in RESTART_STAGES
-    }
+    of = {stage: before if stage in ENDING_STAGES else started.stages for stage in RESTART_STAGES}
     return {stage: found[stage] for stage, found in of.items() if stage in found}
 
 

@@ -128,7 +128,10 @@ async def test_next_generation_completes_and_closes_the_files_of_the_last(tmp_pa
     open_files = len(os.listdir("/proc/self/fd"))
     reader.stream.add(1, [(0, "stdout", str(second))])
     rest = [await reader.next(), await reader.next()]
-    assert [(one.generation, one.text) for one in rest if one] == [(0, b"last words"), (1, b"new\n")]
+    assert [(one.generation, one.text) for one in rest if one] == [
+        (0, b"last words"),
+        (1, b"new\n"),
+    ]
     assert len(os.listdir("/proc/self/fd")) == open_files
     reader.stream.close()
 

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast import __version__
-from holdfast.control.history import RESTART_STAGES
+from holdfast.control.history import ENDING_STAGES, STARTING_STAGES
 from holdfast.control.job_client import ControlProblem, JobUnreachable
 from holdfast.core.limits import (
     GRACE_S_MAX,
@@ -202,7 +202,8 @@ class Dashboard:
                 "readOnly": self._job.is_read_only,
                 "version": __version__,
                 "stages": MEANINGS,
-                "restart": RESTART_STAGES,
+                "ending": ENDING_STAGES,
+                "starting": STARTING_STAGES,
             }
         )
 

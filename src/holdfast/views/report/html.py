@@ -13,7 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from holdfast import __version__
-from holdfast.control.history import Stage
+from holdfast.control.history import ENDING_STAGES, STARTING_STAGES, Stage
 from holdfast.numa.affinity import format_ranges
 from holdfast.printable import one_line, visible
 from holdfast.processes.failures.tracebacks import readable_lines
@@ -298,28 +298,29 @@ def _from_to(begun: float, end: float) -> str:
 def _generations(report: Report) -> str:
     if not report.generations:
         return '<p class="about">No generation was started.</p>'
+    stages = (*STARTING_STAGES, *ENDING_STAGES)
     rows = []
     for one in report.generations[-ROWS_SHOWN:]:
         steps = ""
         if one.last_step is not None:
             steps = f"{one.first_step} to {one.last_step}"
-        stages = (one.regroup_s, one.start_s, one.warmup_s, one.detect_s, one.stop_s)
         rows.append(
             f'<tr id="generation-{one.number}"><td><a href="#timeline" data-from="{one.started_s}" '
             f'data-to="{one.ended_s}" title="Show it in the timeline">{one.number}</a></td>'
             f'<td class="n">{duration(one.started_s)}</td>'
             f'<td class="n">{len(one.nodes)} &times; {one.world_size // max(1, len(one.nodes))}</td>'
-            + "".join(f'<td class="n">{_seconds(stage)}</td>' for stage in stages)
+            + "".join(
+                f'<td class="n">{_seconds(getattr(one, f"{name}_s"))}</td>' for name in stages
+            )
             + f'<td class="n">{duration(one.useful_s)}</td><td class="n">'
             f'{duration(one.repeated_s) if one.repeated_s else "&ndash;"}</td><td class="n">{steps or "&ndash;"}</td>'
             f'<td class="why"><span class="pill {one.end}">{one.end}</span> '
             f"{shown(one.end_reason)}</td></tr>"
         )
-    before, after = (Stage.REGROUP, Stage.START, Stage.WARMUP), (Stage.DETECT, Stage.STOP)
-    heads = ("started", "nodes &times; workers", *before, *after, "useful", "repeated", "steps")
+    heads = ("started", "nodes &times; workers", *stages, "useful", "repeated", "steps")
     return (
-        '<p class="about">The stages that led to each generation (regroup, start, warmup), its useful '
-        "and repeated time, and the stages that ended it (detect, stop).</p>"
+        f'<p class="about">The stages that led to each generation ({", ".join(STARTING_STAGES)}), its '
+        f"useful and repeated time, and the stages that ended it ({', '.join(ENDING_STAGES)}).</p>"
         '<div class="wide"><table><thead><tr><th>#</th>'
         + "".join(f'<th class="n">{head}</th>' for head in heads)
         + f"<th>end</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"

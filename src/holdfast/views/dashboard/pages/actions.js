@@ -1,7 +1,7 @@
 // Requests to the job. A dialog explains each and takes a reason.
 import { h, toast } from "./dom.js";
 
-export const session = { word: "", readOnly: true, stages: {}, restart: [] };
+export const session = { word: "", readOnly: true, stages: {}, ending: [], starting: [] };
 
 const TEXTS = {
   restart: ["Restart the workers", "All workers stop within their grace period and start again as the next generation. No restart is charged.", "Restart"],

@@ -28,6 +28,7 @@ export function timeline(element) {
     h("section", {}, h("h2", {}, "Events"), h("label", { class: "about" }, every, " of all nodes and workers"), events));
 
   const now = () => Date.now() / 1000;
+  const restart = () => [...session.ending, ...session.starting];
 
   function whole() {
     const from = Math.min(...state.spans.slice(0, 1).map((span) => span.from), now() - 10);
@@ -59,8 +60,8 @@ export function timeline(element) {
     const all = state.generations;
     const number = all[at].number;
     const own = state.spans.filter((span) => span.generation === number);
-    const found = [...own.filter((span) => ["detect", "stop"].includes(span.stage)),
-      ...state.spans.filter((span) => span.generation === all[at + 1]?.number && ["regroup", "start", "warmup"].includes(span.stage))];
+    const found = [...own.filter((span) => session.ending.includes(span.stage)),
+      ...state.spans.filter((span) => span.generation === all[at + 1]?.number && session.starting.includes(span.stage))];
     const from = found[0]?.from ?? own[0]?.from ?? 0, to = (found.length ? found : own).at(-1)?.to ?? now();
     const room = Math.max(SPAN_MIN_S, (to - from) * 0.35);
     show([from - room, to + room]);
@@ -127,12 +128,12 @@ export function timeline(element) {
     const { job } = state;
     say(measured, `Detect to warmup are the stages of the restart that led to a generation${job.measured < job.members ? `, as ${job.measured} of ${job.members} nodes recorded them` : ""}.`);
     const key = JSON.stringify([all.slice(-GENERATIONS_SHOWN), Math.floor(now() / 5)]);
-    fill(list, key, () => all.length ? table(["generation", "#started", "#ranks", "#ran", ...session.restart.map((name) => `#${name}`), "ended by"],
+    fill(list, key, () => all.length ? table(["generation", "#started", "#ranks", "#ran", ...restart().map((name) => `#${name}`), "ended by"],
       all.slice(-GENERATIONS_SHOWN).map((one, place) => [one, Math.max(0, all.length - GENERATIONS_SHOWN) + place]).reverse().map(([one, at]) => [
         h("button", { type: "button", "data-focus": `generation ${one.number}`, "aria-label": `Show generation ${one.number} in the timeline`, onclick: () => zoomTo(at) }, String(one.number)),
         one.started === null ? "–" : clock(one.started), one.world_size ? String(one.world_size) : "–",
         duration(one.is_over ? one.ran_s ?? NaN : now() - (one.started ?? NaN)),
-        ...session.restart.map((name) => duration(one.stages[name] ?? NaN)),
+        ...restart().map((name) => duration(one.stages[name] ?? NaN)),
         one.is_over ? one.ended_by || "–" : h("span", { class: "dim" }, "runs")])) : h("p", { class: "about" }, "No generation yet."));
     const listed = every.checked ? state.events : state.events.filter((event) => isOfJob(event, state));
     fill(events, `${listed.length} ${listed.at(-1)?.wall}`, () => listed.length
