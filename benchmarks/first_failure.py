@@ -61,11 +61,11 @@ def main() -> int:
                     counts = tables[row] = Counter()
                     for seed in range(args.seed, args.seed + args.jobs):
                         case = _case(kind, args.link, notice, record == "yes", seed)
-                        verdict, said = _run(lab, case, endpoint, f"{os.getpid()}-{seed}-{row}")
+                        verdict, output = _run(lab, case, endpoint, f"{os.getpid()}-{seed}-{row}")
                         counts[verdict] += 1
                         counts[f"{verdict} {case.how}"] += 1
                         if verdict == WRONG:
-                            wrong.append(f"{case} seed {seed}: {said}")
+                            wrong.append(f"{case} seed {seed}: {output}")
                     print(row, dict(counts), flush=True)
     print(_table(tables))
     for line in wrong:
@@ -110,7 +110,7 @@ def _run(lab: Lab, case: Case, endpoint: str, name: str) -> tuple[str, str]:
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=(folder / f"said-{node}").open("wb"),
+                stderr=(folder / f"output-{node}").open("wb"),
                 start_new_session=True,
             )
             for node in range(nodes)
@@ -124,14 +124,14 @@ def _run(lab: Lab, case: Case, endpoint: str, name: str) -> tuple[str, str]:
                 if agent.poll() is None:
                     os.killpg(agent.pid, signal.SIGKILL)
                     agent.wait()
-            raise BenchmarkError(f"{case} did not end{_said(folder)}") from None
+            raise BenchmarkError(f"{case} did not end{_output(folder)}") from None
         reports = [
             json.loads(path.read_text())
             for node in range(nodes)
             for path in (folder / f"node-{node}").rglob("failure.json")
         ]
         if len(reports) != nodes:
-            raise BenchmarkError(f"{case}: {len(reports)} reports of {nodes}{_said(folder)}")
+            raise BenchmarkError(f"{case}: {len(reports)} reports of {nodes}{_output(folder)}")
         verdicts = [_verdict(report, case.first) for report in reports]
         worst = max(verdicts, key=[NAMED, NARROWED, WRONG].index)
         return worst, "; ".join(_short(report) for report in reports)
@@ -154,8 +154,8 @@ def _short(report: dict[str, Any]) -> str:
     return f"{candidates}: " + " | ".join(line(one) for one in [report["first"], *report["others"]])
 
 
-def _said(folder: Path) -> str:
-    return "".join(f"\n{path.name}: {path.read_text()[-2000:]}" for path in folder.glob("said-*"))
+def _output(folder: Path) -> str:
+    return "".join(f"\n{path.name}: {path.read_text()[-2000:]}" for path in folder.glob("output-*"))
 
 
 def _free_port() -> int:

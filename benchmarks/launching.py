@@ -158,7 +158,7 @@ class Job:
         try:
             return self.stamps.wait_for(generation, count, self.pidfds[0])
         except BenchmarkError as problem:
-            raise BenchmarkError(f"{self.launcher}: {problem}{self._said()}") from None
+            raise BenchmarkError(f"{self.launcher}: {problem}{self._output()}") from None
 
     def let_go(self) -> None:
         """Let the waiting workers exit."""
@@ -173,12 +173,14 @@ class Job:
             poll.register(pidfd, select.POLLIN)
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise BenchmarkError(
-                    f"{self.launcher}: not finished after {COMMAND_S_MAX:g} s{self._said()}"
+                    f"{self.launcher}: not finished after {COMMAND_S_MAX:g} s{self._output()}"
                 )
         ended_ns = time.monotonic_ns()
         codes = [process.wait() for process in self.processes]
         if any(codes):
-            raise BenchmarkError(f"{self.launcher}: exit code {max(codes, key=abs)}{self._said()}")
+            raise BenchmarkError(
+                f"{self.launcher}: exit code {max(codes, key=abs)}{self._output()}"
+            )
         self.stamps.take()
         return ended_ns
 
@@ -197,9 +199,9 @@ class Job:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _said(self) -> str:
+    def _output(self) -> str:
         text = (self.folder / "errors").read_text(encoding="utf-8", errors="replace").strip()
-        return f"; it said:\n{text[-3000:]}" if text else ""
+        return f"; its output:\n{text[-3000:]}" if text else ""
 
 
 class Lab:

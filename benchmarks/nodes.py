@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 START_S_MAX = 90.0  # Sixteen agents of torchrun on two cores take about fifteen seconds.
 END_S_MAX = 5.0  # After this, a process that received a signal to exit is killed.
-SAID_CHARS_MAX = 3000
+OUTPUT_CHARS_MAX = 3000
 ESTABLISHED, LISTENING = "01", "0A"  # States of a socket in /proc/net/tcp.
 
 
@@ -53,16 +53,16 @@ class Agent:
 
     def __init__(self, node: int, command: Sequence[str], env: Mapping[str, str], folder: Path):
         self.node = node
-        self._said = folder / f"node-{node}"
+        self._output = folder / f"node-{node}"
         self.started_ns = time.monotonic_ns()
-        with self._said.open("wb") as said:
+        with self._output.open("wb") as output:
             self.process = subprocess.Popen(
                 command,
                 env=env,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
         self.pidfd = os.pidfd_open(self.process.pid)
@@ -91,9 +91,9 @@ class Agent:
         send(self.pid, number)
         return at_ns
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Return its console output, the launcher's and its workers'."""
-        return self._said.read_text(encoding="utf-8", errors="replace")
+        return self._output.read_text(encoding="utf-8", errors="replace")
 
     def wait(self, within_s: float) -> int | None:
         """Return the exit code, or None if it still runs after that time."""
@@ -244,7 +244,9 @@ class Nodes:
 
     def output_ends(self) -> str:
         """Return the end of all agents' output, for an error message."""
-        each = [f"\n--- agent {one.node}:\n{one.said()[-SAID_CHARS_MAX:]}" for one in self.agents]
+        each = [
+            f"\n--- agent {one.node}:\n{one.output()[-OUTPUT_CHARS_MAX:]}" for one in self.agents
+        ]
         return "".join(each)
 
     def close(self) -> None:

@@ -118,4 +118,4 @@ def _check_logs(job: Job) -> None:
     found = [path for path in (job.folder / "logs").rglob("std*.log") if path.is_file()]
     size = sum(path.stat().st_size for path in found)
     if size != LINES * LINE_BYTES:
-        raise BenchmarkError(f"{job.launcher}: its log files hold {size} bytes in {len(found)}")
+        raise BenchmarkError(f"{job.launcher}: its {len(found)} log files hold {size} bytes")

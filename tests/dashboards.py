@@ -66,14 +66,14 @@ class Dashboard:
                 text=True,
             )
         assert self.process.stdout is not None
-        said = ""
-        while "token is in" not in said:
+        output = ""
+        while "token is in" not in output:
             line = self.process.stdout.readline()
-            assert line, f"{said}{self.errors.read_text()}"  # It has exited.
-            said += line
-        self.said = said
-        self.address = re.findall(r"http://\S+", said)[0]
-        self.token_file = re.findall(r"token is in (\S+)", said)[0]
+            assert line, f"{output}{self.errors.read_text()}"  # It has exited.
+            output += line
+        self.output = output
+        self.address = re.findall(r"http://\S+", output)[0]
+        self.token_file = re.findall(r"token is in (\S+)", output)[0]
         with open(self.token_file) as file:
             self.token = file.read().strip()
         place = urlsplit(self.address)

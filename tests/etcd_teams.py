@@ -117,7 +117,7 @@ class EtcdTeam(Cluster):
 
     def said_by_all(self) -> dict[str, str]:
         """Return the output of each agent so far."""
-        return {name: agent.said() for name, agent in self.agents.items()}
+        return {name: agent.output() for name, agent in self.agents.items()}
 
     def finish(self, starts: dict[str, Any]) -> dict[str, int]:
         """Let these workers exit with success; return the exit codes of all agents."""

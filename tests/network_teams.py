@@ -67,8 +67,8 @@ class NetworkCluster(Cluster):
         deadline = time.monotonic() + PATIENCE_S
         wanted = f":{PORT:04X}"
         while True:
-            assert agent.process.poll() is None, agent.said()
-            assert time.monotonic() < deadline, agent.said()
+            assert agent.process.poll() is None, agent.output()
+            assert time.monotonic() < deadline, agent.output()
             for table in ("tcp", "tcp6"):
                 with open(f"/proc/{agent.pid}/net/{table}") as sockets:
                     rows = [row.split() for row in sockets][1:]

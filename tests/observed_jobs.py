@@ -51,7 +51,7 @@ class ObservedJob(Job):
     def __enter__(self) -> Self:
         return self
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Return the standard error of the agent, and of workers that are not redirected."""
         return self._errors.read_text()
 
@@ -59,8 +59,8 @@ class ObservedJob(Job):
         """Wait until it has printed this text; return the rest of that line."""
 
         def look() -> str | None:
-            _, found, rest = self.said().partition(text)
-            assert found or self.agent.poll() is None, f"ended without {text!r}: {self.said()}"
+            _, found, rest = self.output().partition(text)
+            assert found or self.agent.poll() is None, f"ended without {text!r}: {self.output()}"
             return rest.partition("\n")[0] if found and "\n" in rest else None
 
         return until(look)
@@ -68,7 +68,7 @@ class ObservedJob(Job):
     def ends(self) -> tuple[int, str]:
         """Wait until the command exits; return its exit code and its output."""
         code, _, _ = self.end()
-        return code, self.said()
+        return code, self.output()
 
     def left_behind(self) -> list[str]:
         """Return the files left in its TMPDIR."""

@@ -39,13 +39,13 @@ def as_user(user: int, act: Callable[[], str], network_of: int = 0) -> str:
             os.setgroups([])
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
-            said = act()
+            result = act()
         except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
+            result = f"{type(error).__name__}: {error}"
             if isinstance(error, AssertionError):
-                said += traceback.format_exc()
+                result += traceback.format_exc()
         finally:
-            os.write(write, said.encode()[:4096])
+            os.write(write, result.encode()[:4096])
             os._exit(0)
     os.close(write)
     with os.fdopen(read) as said_by_it:

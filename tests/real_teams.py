@@ -118,20 +118,20 @@ class Agent:
     def end(self) -> tuple[int, str]:
         """Wait until the agent exits; return its exit code and its output."""
         code = self.process.wait(PATIENCE_S)
-        return code, self.said()
+        return code, self.output()
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Return the output of the agent so far."""
         return self._errors.read_text()
 
     def says(self, text: str, times: int = 1) -> str:
         """Wait until the agent has printed this text `times` times; return its output."""
         deadline = time.monotonic() + PATIENCE_S
-        while (said := self.said()).count(text) < times:
-            assert self.process.poll() is None, f"ended with {self.process.returncode}: {said}"
-            assert time.monotonic() < deadline, f"{text!r} was not said: {said}"
+        while (output := self.output()).count(text) < times:
+            assert self.process.poll() is None, f"ended with {self.process.returncode}: {output}"
+            assert time.monotonic() < deadline, f"{text!r} was not printed: {output}"
             time.sleep(LOOK_AGAIN_S)
-        return said
+        return output
 
 
 def descendants(pid: int) -> list[int]:
@@ -237,7 +237,7 @@ class Cluster:
             try:
                 socket.create_connection((self.host, self.port), PATIENCE_S).close()
             except ConnectionRefusedError:
-                assert agent.process.poll() is None, agent.said()
+                assert agent.process.poll() is None, agent.output()
                 assert time.monotonic() < deadline, f"no agent listens on {self.endpoint}"
                 time.sleep(LOOK_AGAIN_S)
             else:

@@ -37,16 +37,16 @@ def main() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     share = [handlers // processes + (one < handlers % processes) for one in range(processes)]
-    # Each gets two pipes: one for commands, one for responses.
+    # Each child gets two pipes: one for commands, one for results.
     children = [Child(make, port, handlers, count) for count in share]
     server = serve(port)
     for child in children:
-        os.write(child.orders, b"c")
+        os.write(child.commands, b"c")
     if not all(child.is_ready(limit_s) for child in children):
         sys.exit("could not create all handlers")
     began = time.monotonic()
     for child in children:
-        os.write(child.orders, b"g")
+        os.write(child.commands, b"g")
     lines = [line for child in children for line in child.answers(began + limit_s)]
     for child in children:
         os.kill(child.pid, signal.SIGKILL)
@@ -65,29 +65,31 @@ class Child:
 
     def __init__(self, make: Callable[[int, int], Any], port: int, whole: int, count: int) -> None:
         self.count = count
-        orders_read, self.orders = os.pipe()
-        self.said, said_write = os.pipe()
+        commands_read, self.commands = os.pipe()
+        self.results, results_write = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             try:
-                os.read(orders_read, 1)
-                run_handlers([make(port, whole) for _ in range(count)], orders_read, said_write)
-            except BaseException:  # noqa: BLE001 (it is told, and this process ends)
+                os.read(commands_read, 1)
+                run_handlers(
+                    [make(port, whole) for _ in range(count)], commands_read, results_write
+                )
+            except BaseException:  # noqa: BLE001 (the error is printed, and this process exits)
                 traceback.print_exc()
             finally:
                 os._exit(1)
-        os.close(orders_read)
-        os.close(said_write)
+        os.close(commands_read)
+        os.close(results_write)
 
     def is_ready(self, limit_s: float) -> bool:
-        return bool(select.select([self.said], [], [], limit_s)[0]) and self._read(1) == READY
+        return bool(select.select([self.results], [], [], limit_s)[0]) and self._read(1) == READY
 
     def answers(self, deadline: float) -> list[tuple[int, ...]]:
         found: list[tuple[int, ...]] = []
         while len(found) < self.count:
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or not select.select([self.said], [], [], left_s)[0]:
+            if left_s <= 0 or not select.select([self.results], [], [], left_s)[0]:
                 break
             if not (line := self._read(TIMES.size)):
                 break
@@ -95,10 +97,10 @@ class Child:
         return found
 
     def _read(self, size: int) -> bytes:
-        return os.read(self.said, size)
+        return os.read(self.results, size)
 
 
-def run_handlers(handlers: list[Any], orders: int, said: int) -> None:
+def run_handlers(handlers: list[Any], commands: int, results: int) -> None:
     """Let all handlers join on command; wait until this process is killed."""
 
     def join(handler: Any) -> None:
@@ -106,13 +108,13 @@ def run_handlers(handlers: list[Any], orders: int, said: int) -> None:
         size = 0
         try:
             size = handler.next_rendezvous().world_size
-        except Exception as problem:  # noqa: BLE001 (all that counts is that it failed)
+        except Exception as problem:  # noqa: BLE001 (any failure counts)
             sys.stderr.write(f"{problem!r}\n")
         # A write of this size to a pipe is atomic.
-        os.write(said, TIMES.pack(size, called, time.monotonic_ns()))
+        os.write(results, TIMES.pack(size, called, time.monotonic_ns()))
 
-    os.write(said, READY)
-    os.read(orders, 1)
+    os.write(results, READY)
+    os.read(commands, 1)
     for handler in handlers:
         threading.Thread(target=join, args=(handler,), daemon=True).start()
     signal.pause()

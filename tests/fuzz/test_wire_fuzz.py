@@ -295,13 +295,13 @@ handshake_messages: SearchStrategy[Message] = st.one_of(
 @settings(untimed, max_examples=300)
 @given(st.lists(handshake_messages, max_size=8), st.booleans(), st.booleans(), st.data())
 def test_client_without_the_token_is_never_accepted(
-    said: list[Message], serving: bool, echo: bool, data: st.DataObject
+    output: list[Message], serving: bool, echo: bool, data: st.DataObject
 ) -> None:
     """The client sends anything, and also reflects every proof and nonce that it receives."""
     machine: ClientHandshake | ServerHandshake
     machine = ServerHandshake(b"secret") if serving else ClientHandshake(b"secret")
     heard = [] if isinstance(machine, ServerHandshake) else [message_in(machine.start())]
-    for message in said:
+    for message in output:
         again = data.draw(st.sampled_from(heard)) if echo and heard else None
         said_now = given_back(message, again) if again else message
         reply = outcome(machine.receive, encode(said_now))
@@ -326,11 +326,11 @@ def given_back(message: Message, heard: Message) -> Message:
 @untimed
 @given(st.lists(handshake_messages, max_size=8), st.booleans())
 def test_any_order_of_messages_without_a_token_is_accepted_or_refused(
-    said: list[Message], serving: bool
+    output: list[Message], serving: bool
 ) -> None:
     machine: ClientHandshake | ServerHandshake
     machine = ServerHandshake(None) if serving else ClientHandshake(None)
-    for message in said:
+    for message in output:
         reply = outcome(machine.receive, encode(message))
         if isinstance(reply, WireError):
             assert str(reply).isprintable()

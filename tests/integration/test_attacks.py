@@ -219,9 +219,9 @@ def test_agent_refuses_a_port_held_by_another_user_in_one_line(tmp_path: Path) -
     with listening_as(STRANGER) as port:
         cluster = Cluster(tmp_path, OBEY, nnodes="1:2", port=port)
         with cluster:
-            code, said = cluster.start("a").end()
+            code, sent = cluster.start("a").end()
         assert code == 78
-        (line,) = said.splitlines()
+        (line,) = sent.splitlines()
         assert str(port) in line
         assert str(STRANGER) in line
 

@@ -50,11 +50,11 @@ def test_job_with_ha_under_chaos_breaks_no_rule(tmp_path: Path) -> None:
     reason = missing()
     if reason:
         pytest.skip(reason)
-    said: list[str] = []
+    output: list[str] = []
     plan = ha.make_plan(1, 0)._replace(faults=HA_FAULTS)
-    record = ha.LongJob(plan, tmp_path, said.append, flags=PATIENT).run()
+    record = ha.LongJob(plan, tmp_path, output.append, flags=PATIENT).run()
     assert violations(record) == []
-    assert len(record.faults) == len(HA_FAULTS), said
+    assert len(record.faults) == len(HA_FAULTS), output
     first_kill, replaced = record.faults[0], record.faults[4]
     starts = [one.at_s for one in record.entries if one.event == "start"]
     assert not [at_s for at_s in starts if first_kill.at_s < at_s < replaced.at_s]

@@ -82,7 +82,7 @@ class Machines:
         deadline = time.monotonic() + PATIENCE_S
         for name in names:
             while not [*(self.cluster.folder / name).glob("holdfast/*.sock")]:
-                assert time.monotonic() < deadline, self.cluster.agents[name].said()
+                assert time.monotonic() < deadline, self.cluster.agents[name].output()
                 time.sleep(LOOK_AGAIN_S)
 
     def command(self, at: str, *words: str) -> list[str]:
@@ -249,12 +249,12 @@ def test_silent_clients_do_not_affect_an_agent_and_a_set_token_is_required(
         machines.await_sockets("a", "b")
         ports = control_ports(team)
         with ExitStack() as strangers:
-            for said in (b"", b"\0"):
+            for output in (b"", b"\0"):
                 for _ in range(SILENT // 2):
                     one = strangers.enter_context(
                         socket.create_connection(("127.0.0.1", ports["b"].port))
                     )
-                    one.sendall(said)
+                    one.sendall(output)
             machines.await_reports(ELSEWHERE, "a", "b")
         asyncio.run(request_stacks_until_closed(team))
         machines.await_reports(ELSEWHERE, "a", "b")

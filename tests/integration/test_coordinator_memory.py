@@ -70,9 +70,9 @@ def test_late_agent_does_not_rerun_a_finished_job(tmp_path: Path) -> None:
         cluster.generation(1)["a"].finish()
         assert cluster.agents["a"].end()[0] == 0
         cluster.start("late")
-        code, said = cluster.agents["late"].end()
+        code, output = cluster.agents["late"].end()
         assert code != 0
-        assert "is over" in said
+        assert "is over" in output
         assert cluster.is_quiet()
 
 

@@ -52,8 +52,8 @@ def test_job_survives_a_dashboard_that_cannot_start(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with Job(tmp_path, WAITS, "--dashboard", str(port)) as job:
             worker = job.news.take(1)["begun"]
-            said = line_with(job, "error")
-            assert str(port) in said
+            output = line_with(job, "error")
+            assert str(port) in output
             os.kill(worker, signal.SIGUSR1)
             assert job.end()[0] == 0
 
@@ -68,7 +68,7 @@ def test_first_node_serves_the_dashboard(tmp_path: Path) -> None:
         first, other = cluster.ranks(2)
         assert first.agent in {start.agent for start in others}
         cluster.agents[first.agent].says("dashboard: ")
-        assert "dashboard: " not in cluster.agents[other.agent].said()
+        assert "dashboard: " not in cluster.agents[other.agent].output()
 
 
 def port_of(job: Job) -> int:
@@ -83,4 +83,4 @@ def line_with(job: Job, text: str) -> str:
     for line in job.agent.stderr:
         if text in line:
             return str(line)
-    raise AssertionError(f"{text!r} was never said")
+    raise AssertionError(f"{text!r} was never printed")

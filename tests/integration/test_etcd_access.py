@@ -18,12 +18,12 @@ SECRETS = {"HOLDFAST_ETCD_USER": USER, "HOLDFAST_ETCD_PASSWORD": PASSWORD}
 
 def turned_away(cluster: EtcdTeam, name: str) -> str:
     """Wait until an agent exits; return its only line of output."""
-    code, said = cluster.agents[name].end()
-    assert code == 78, said
-    assert said.count("\n") == 1, said
-    assert said.startswith("holdfast run: error: ")
-    assert cluster.etcd.endpoint in said
-    return said
+    code, output = cluster.agents[name].end()
+    assert code == 78, output
+    assert output.count("\n") == 1, output
+    assert output.startswith("holdfast run: error: ")
+    assert cluster.etcd.endpoint in output
+    return output
 
 
 def test_only_the_right_certificate_is_accepted(tmp_path: Path) -> None:
@@ -47,9 +47,9 @@ def test_only_the_right_certificate_is_accepted(tmp_path: Path) -> None:
         cluster.start("suspicious", conf=f"cacert={foreign.cert},{mine}")
         cluster.start("plain", plainly)
         cluster.start("forgetful", conf=f"cacert={tmp_path}/none.pem,{mine}")
-        code, said = cluster.agents["forgetful"].end()
-        assert (code, said.count("\n")) == (2, 1)
-        assert said.startswith(f"holdfast run: error: --rdzv-conf: cacert: {tmp_path}/none.pem")
+        code, output = cluster.agents["forgetful"].end()
+        assert (code, output.count("\n")) == (2, 1)
+        assert output.startswith(f"holdfast run: error: --rdzv-conf: cacert: {tmp_path}/none.pem")
         for name in ("bare", "stranger"):
             assert "client certificate" in turned_away(cluster, name)
         assert "not trusted" in turned_away(cluster, "suspicious")
@@ -81,4 +81,4 @@ def test_only_the_right_password_is_accepted(tmp_path: Path) -> None:
         codes = cluster.finish(starts)
         assert (codes["a"], codes["b"]) == (0, 0)
         for agent in cluster.agents.values():
-            assert PASSWORD not in agent.said()
+            assert PASSWORD not in agent.output()

@@ -48,7 +48,7 @@ def test_restart_of_etcd_restarts_no_worker(tmp_path: Path) -> None:
             assert "keep running" in agent.says("lost the connection to etcd")
         etcd.start()
         agents = cluster.agents.values()
-        cluster.await_unharmed(lambda: all("reconnected to" in agent.said() for agent in agents))
+        cluster.await_unharmed(lambda: all("reconnected to" in agent.output() for agent in agents))
         assert cluster.is_quiet()
         starts["b"].fail()
         assert check_restart(cluster) == {"a": 0, "b": 0}
@@ -68,7 +68,7 @@ def test_workers_stop_while_etcd_is_down_and_restart_without_charge(tmp_path: Pa
         after = cluster.generation(2)
         assert {start.restarts for start in after.values()} == {0}
         for agent in cluster.agents.values():
-            assert "before other nodes may replace them" in agent.said()
+            assert "before other nodes may replace them" in agent.output()
         assert cluster.finish(after) == {"a": 0, "b": 0}
 
 
@@ -140,7 +140,7 @@ def test_frozen_leader_is_fenced_when_it_resumes_and_rejoins(tmp_path: Path, etc
         assert set(smaller) == {"b", "c"}
         frozen.signal(signal.SIGCONT)
         after = cluster.generation(3)
-        assert "fenced" in frozen.said()
+        assert "fenced" in frozen.output()
         assert cluster.leader() != "a"
         assert {start.restarts for start in after.values()} == {0}
         assert cluster.finish(after) == {"a": 0, "b": 0, "c": 0}
@@ -159,8 +159,8 @@ def test_full_etcd_is_reported_and_stops_no_workers(tmp_path: Path) -> None:
         starts = cluster.generation(2)
         etcd.fill_up()
         starts["b"].fail()
-        said = cluster.agents["b"].says("lost the connection to etcd")
-        assert "database space exceeded" in said
+        output = cluster.agents["b"].says("lost the connection to etcd")
+        assert "database space exceeded" in output
         assert cluster.is_quiet()
         etcd.make_room()
         cluster.agents["b"].says("reconnected to")
@@ -204,9 +204,9 @@ def test_etcd_that_stays_down_or_full_ends_the_job_after_the_limit(tmp_path: Pat
             assert what == "stopped"
             assert float(when) > gone_at + 2, "4 s, but for the time since etcd was last heard of"
         for team, why in ((one, "connection refused"), (two, "database space exceeded")):
-            for code, said in team.end().values():
-                last = said.splitlines()[-1]
-                assert code == 78, said
+            for code, output in team.end().values():
+                last = output.splitlines()[-1]
+                assert code == 78, output
                 assert f"error: etcd at {team.endpoint} has been unreachable since" in last
                 assert last.endswith(f"s): {why}")
             assert team.is_quiet()

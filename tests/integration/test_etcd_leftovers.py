@@ -38,15 +38,15 @@ def test_finished_job_leaves_only_its_outcome_which_late_nodes_read(
             getattr(start, how)()
         ended = 0 if how == "finish" else 1
         assert cluster.codes() == {"a": ended, "b": ended, "spare": ended}
-        assert "--rdzv-backend etcd-v2 is the same as etcd" in cluster.agents["a"].said()
+        assert "--rdzv-backend etcd-v2 is the same as etcd" in cluster.agents["a"].output()
         for late in ("late", "later"):
             left = cluster.left()
             assert {name: one.ttl_s for name, one in left.items()} == {"job": JOB_KEEP_S}
-            code, said = cluster.start(late, "--rdzv-backend=etcd").end()
+            code, output = cluster.start(late, "--rdzv-backend=etcd").end()
             assert code == 78
-            assert said.count("\n") == 1, said
-            assert f"the job 'job' at {cluster.endpoint} is over" in said
-            assert "--rdzv-id" in said
+            assert output.count("\n") == 1, output
+            assert f"the job 'job' at {cluster.endpoint} is over" in output
+            assert "--rdzv-id" in output
         assert cluster.is_quiet()
 
 

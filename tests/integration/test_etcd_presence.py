@@ -49,11 +49,11 @@ def test_killed_node_and_killed_leader_are_detected_immediately(tmp_path: Path, 
         cluster.agents["c"].signal(signal.SIGKILL)
         fewer = cluster.generation(2)
         Watched(starts["c"].pid).gone_already()
-        assert ENDED in cluster.agents["b"].said()
+        assert ENDED in cluster.agents["b"].output()
         cluster.agents["a"].kill()
         alone = cluster.generation(1)
         assert cluster.leader() == "b"
-        assert cluster.agents["b"].said().count(ENDED) == 2
+        assert cluster.agents["b"].output().count(ENDED) == 2
         assert set(fewer) == {"a", "b"}
         assert cluster.finish(alone) == {"a": KILLED, "b": 0, "c": KILLED}
 
@@ -76,7 +76,7 @@ def test_stopped_agent_with_broken_connections_is_not_lost(
         sees.says(": seen", times=2)
         reset(port)
         sees.says(": seen", times=3)
-        assert "refused" not in sees.said()
+        assert "refused" not in sees.output()
         assert cluster.is_quiet()
         assert cluster.finish(starts) == {"a": 0, "b": 0}
 

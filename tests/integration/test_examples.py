@@ -122,9 +122,9 @@ def test_elastic_plain_runs_on_two_terminals(tmp_path: Path) -> None:
     agents = [
         subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) for _ in range(2)
     ]
-    said = [agent.communicate(timeout=100) for agent in agents]
-    assert [agent.returncode for agent in agents] == [0, 0], said
-    out = "".join(out for out, _ in said)
+    output = [agent.communicate(timeout=100) for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], output
+    out = "".join(out for out, _ in output)
     assert sorted(re.findall(r"rank (\d) of 2 .* generation 0", out)) == ["0", "1"]
     assert sorted(re.findall(r"block (\d) of 6", out)) == list("012345")
     assert pi_in(out) == pytest.approx(math.pi, abs=1e-3)
@@ -168,8 +168,8 @@ def test_fenced_checkpoints_reject_a_replaced_writer(tmp_path: Path) -> None:
     assert "from step 5\ndone: 5 steps" in worker(9, 5).stdout
 
 
-def pi_in(said: str) -> float:
-    (found,) = re.findall(r"pi = (\S+)", said)
+def pi_in(output: str) -> float:
+    (found,) = re.findall(r"pi = (\S+)", output)
     return float(found)
 
 
@@ -204,8 +204,8 @@ def test_worker_progress_needs_no_agent() -> None:
 def test_shell_worker_knows_its_rank() -> None:
     done = run(command_of(SHELL))
     assert done.returncode == 0, done.stderr
-    said = ["worker 0 of 2 says: hello", "worker 1 of 2 says: hello"]
-    assert sorted(done.stdout.splitlines()) == said
+    expected = ["worker 0 of 2 says: hello", "worker 1 of 2 says: hello"]
+    assert sorted(done.stdout.splitlines()) == expected
 
 
 def test_launch_function_returns_the_values_by_rank() -> None:
@@ -279,8 +279,8 @@ def test_custom_launcher_records_events_and_metrics(tmp_path: Path) -> None:
 def test_custom_rendezvous_handler_connects_two_nodes(tmp_path: Path) -> None:
     done = run(command_of(RENDEZVOUS), TMPDIR=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
-    said = [f"worker {rank} of 2 runs on node {rank}" for rank in range(2)]
-    assert sorted(done.stdout.splitlines()) == said
+    expected = [f"worker {rank} of 2 runs on node {rank}" for rank in range(2)]
+    assert sorted(done.stdout.splitlines()) == expected
     assert [*tmp_path.iterdir()] == []
 
 
@@ -334,5 +334,5 @@ def test_ddp_gloo_trains_the_same_weight_on_every_rank(tmp_path: Path) -> None:
     *command, script = command_of(TORCH)
     done = run(with_whole_lines([*command, str(around), script], tmp_path / "logs"))
     assert done.returncode == 0, done.stderr
-    said = [f"[default{rank}]:rank {rank} of 2: the weight is 3.000" for rank in range(2)]
-    assert sorted(done.stdout.splitlines()) == said
+    expected = [f"[default{rank}]:rank {rank} of 2: the weight is 3.000" for rank in range(2)]
+    assert sorted(done.stdout.splitlines()) == expected

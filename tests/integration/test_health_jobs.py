@@ -123,7 +123,7 @@ class Held:
 def running(
     handler: SingleNodeHandler,
     held: Held,
-    said: pytest.LogCaptureFixture,
+    log: pytest.LogCaptureFixture,
     *,
     at_start: bool = False,
 ) -> Iterator[int]:
@@ -141,7 +141,7 @@ def running(
         run = pool.submit(agent.run)
         try:
             assert held.entered.wait(PATIENCE_S)
-            [line] = [line for line in said.messages if line.startswith(AT_PORT)]
+            [line] = [line for line in log.messages if line.startswith(AT_PORT)]
             yield int(line.removeprefix(AT_PORT))
         finally:
             held.let_go.set()
@@ -150,7 +150,7 @@ def running(
 
 
 @pytest.fixture
-def said(
+def log(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
     """Enable probes of agents in this process, with a short timeout; return their messages."""
@@ -161,9 +161,9 @@ def said(
     return caplog
 
 
-def test_agent_with_a_stuck_loop_is_not_alive(said: pytest.LogCaptureFixture) -> None:
+def test_agent_with_a_stuck_loop_is_not_alive(log: pytest.LogCaptureFixture) -> None:
     held = Held()
-    with running(SingleNodeHandler("job"), held, said, at_start=True) as port:
+    with running(SingleNodeHandler("job"), held, log, at_start=True) as port:
 
         def refusal() -> str | None:  # An answer of just before serves for a moment.
             status, why = fetch(port, "/livez")
@@ -190,11 +190,11 @@ class OwnServer:
 
 @pytest.mark.parametrize("fails_to_stop", [False, True])
 def test_callers_server_is_started_and_stopped(
-    said: pytest.LogCaptureFixture, fails_to_stop: bool
+    log: pytest.LogCaptureFixture, fails_to_stop: bool
 ) -> None:
     own = OwnServer(fails_to_stop=fails_to_stop)
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1, max_restarts=0)
     elastic_launch(config, "/bin/true", own)()
     assert own.calls == ["start", "stop"]
-    assert not [line for line in said.messages if line.startswith(AT_PORT)]
-    assert ["the plug is stuck" in line for line in said.messages] == [True] * fails_to_stop
+    assert not [line for line in log.messages if line.startswith(AT_PORT)]
+    assert ["the plug is stuck" in line for line in log.messages] == [True] * fails_to_stop

@@ -151,9 +151,9 @@ def test_loss_of_the_majority_ends_the_job_before_new_machines_start(
         for name in ("0a", "1a"):
             cluster.lose(name)
         cluster.start_on("0b", "1b")
-        code, said = cluster.agents.pop("2a").end()
-        assert code == 78, said
-        assert address(0) in said
+        code, output = cluster.agents.pop("2a").end()
+        assert code == 78, output
+        assert address(0) in output
         Watched(before["2a"].pid).gone_already()
         starts = cluster.generation(2)
         assert starts.keys() == {"0b", "1b"}
@@ -281,12 +281,12 @@ def test_member_runs_until_workers_of_other_nodes_have_stopped(tmp_path: Path, l
     with OwnCluster(tmp_path, "3", listed, SAVE) as cluster:
         cluster.start_all("quick", "quicker", "slow")
         names = {"quick", "quicker", "slow"}
-        said: dict[str, set[str]] = {name: set() for name in names}
+        steps_of: dict[str, set[str]] = {name: set() for name in names}
         told = False
-        while not all("saved" in words for words in said.values()):
+        while not all("saved" in words for words in steps_of.values()):
             name, what, *_ = cluster.news.next()
-            said[name].add(what)
-            if not told and all("ready" in words for words in said.values()):
+            steps_of[name].add(what)
+            if not told and all("ready" in words for words in steps_of.values()):
                 told = True
                 for agent in cluster.agents.values():
                     agent.signal(signal.SIGTERM)
@@ -309,8 +309,8 @@ def test_standalone_member_serves_consecutive_jobs(
             fences.append(fence_of(starts[names[0]].pid))
             finish(starts)
             for name in names:
-                code, said = cluster.agents.pop(name).end()
-                assert code == 0, said
+                code, output = cluster.agents.pop(name).end()
+                assert code == 0, output
         assert fences[0] < fences[1]
         alone.signal(signal.SIGTERM)
         assert cluster.codes() == {"alone": 128 + signal.SIGTERM}

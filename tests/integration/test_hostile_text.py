@@ -41,12 +41,12 @@ obey()
 """
 
 
-def check(said: str, *, beginning: tuple[str, ...] = ("[holdfast] forged", "forged")) -> None:
+def check(output: str, *, beginning: tuple[str, ...] = ("[holdfast] forged", "forged")) -> None:
     """Fail if a console would interpret any of this, or if it contains a forged line."""
-    odd = {one for one in said if not one.isprintable()} - {"\n", "\t"}
-    assert not odd, said
-    assert not [line for line in said.split("\n") if line.startswith(beginning)], said
-    assert SHOWN in said
+    odd = {one for one in output if not one.isprintable()} - {"\n", "\t"}
+    assert not odd, output
+    assert not [line for line in output.split("\n") if line.startswith(beginning)], output
+    assert SHOWN in output
 
 
 def test_hostile_exception_is_escaped_on_all_nodes(tmp_path: Path) -> None:
@@ -55,11 +55,11 @@ def test_hostile_exception_is_escaped_on_all_nodes(tmp_path: Path) -> None:
         coordinator = cluster.start_coordinator("coordinator")
         cluster.start_all("a", "b", conf="is_host=0")
         for name in ("a", "b"):
-            code, said = cluster.agents[name].end()
-            assert code == 1, said
-            assert "Root Cause" in said
-            check(said)
-        check(coordinator.said())
+            code, output = cluster.agents[name].end()
+            assert code == 1, output
+            assert "Root Cause" in output
+            check(output)
+        check(coordinator.output())
 
 
 INFO = NodeInfo(node="evil", incarnation=6, address="127.0.0.1", ports=(1,))
@@ -118,10 +118,10 @@ def test_hostile_report_of_a_node_forges_no_line(tmp_path: Path, report: bytes) 
                 report=report,
             )
             client.say(failed)
-            code, said = agent.end()
-        assert code == 1, said
-        check(said)
-        check(coordinator.said())
+            code, output = agent.end()
+        assert code == 1, output
+        check(output)
+        check(coordinator.output())
 
 
 def test_foreign_records_in_etcd_are_reported_and_ignored(tmp_path: Path, etcd: Etcd) -> None:
@@ -142,11 +142,11 @@ def test_foreign_records_in_etcd_are_reported_and_ignored(tmp_path: Path, etcd: 
         leader = cluster.start_host("a")
         cluster.start("b")
         starts = cluster.generation(2)
-        said = leader.said()
+        output = leader.output()
         for node in (*(info.node for info in infos), "another"):
-            lines = [line for line in said.split("\n") if f"{node!r}" in line]
-            assert len(lines) == 1, said
-        check(said)
+            lines = [line for line in output.split("\n") if f"{node!r}" in line]
+            assert len(lines) == 1, output
+        check(output)
         assert cluster.finish(starts) == {"a": 0, "b": 0}
 
 
@@ -154,10 +154,10 @@ def test_foreign_job_in_etcd_is_reported_in_one_line(tmp_path: Path, etcd: Etcd)
     member = NodeInfo(node="evil", incarnation=6, host=EVIL, ports=())
     with EtcdTeam(tmp_path, OBEY, etcd=etcd, nnodes="1:2") as cluster:
         put(cluster, "job", JobRecord(rounds.Job(run_id="job", members=[member]), 1))
-        code, said = cluster.start("a").end()
-    assert (code, said.count("\n")) == (78, 1), said
-    assert f"{cluster.root}job" in said
-    assert said[:-1].isprintable()
+        code, output = cluster.start("a").end()
+    assert (code, output.count("\n")) == (78, 1), output
+    assert f"{cluster.root}job" in output
+    assert output[:-1].isprintable()
 
 
 def put(cluster: EtcdTeam, key: str, record: NodeRecord | JobRecord) -> None:
@@ -180,12 +180,12 @@ def test_hostile_process_name_of_another_user_is_escaped() -> None:
             extra_groups=[],
         ) as process:
             try:
-                code, said = dumped(str(process.pid))
+                code, output = dumped(str(process.pid))
             finally:
                 process.kill()
     assert code == 0
-    assert sum(f"pid {process.pid}," in line for line in said.split("\n")) == 1
-    check(said, beginning=("[holdfast] forged", "forged", "== rank 1"))
+    assert sum(f"pid {process.pid}," in line for line in output.split("\n")) == 1
+    check(output, beginning=("[holdfast] forged", "forged", "== rank 1"))
 
 
 def dumped(pid: str) -> tuple[int, str]:
@@ -206,6 +206,6 @@ threading.Thread(target=named, name={f"{EVIL}{chr(10)}== rank 1, {FORGED}"!r}).s
 def test_hostile_thread_name_is_escaped(tmp_path: Path) -> None:
     with Job(tmp_path, THREADS) as job:
         (pid,) = job.news.take(1).values()
-        code, said = dumped(str(pid))
+        code, output = dumped(str(pid))
     assert code == 0
-    check(said, beginning=("== rank 1",))
+    check(output, beginning=("== rank 1",))

@@ -222,9 +222,9 @@ def test_signal_ends_the_wait_for_nodes(tmp_path: Path) -> None:
 def test_too_few_nodes_time_out_with_one_line(tmp_path: Path, team: MakeTeam) -> None:
     with team(tmp_path, OBEY, nnodes="2", conf="join_timeout=1.5") as cluster:
         cluster.start("a")
-        code, said = cluster.end()["a"]
+        code, output = cluster.end()["a"]
         assert code == 78
-        assert said == (
+        assert output == (
             f"holdfast run: error: 1 of 2 nodes joined at {cluster.endpoint} within 1.5 s "
             "(join_timeout)\n"
         )
@@ -261,12 +261,12 @@ def test_functions_run_on_several_nodes(tmp_path: Path, method: str) -> None:
         for workers in ("1", "2")
     ]
     try:
-        said = [node.communicate(timeout=PATIENCE_S)[0] for node in nodes]
+        output = [node.communicate(timeout=PATIENCE_S)[0] for node in nodes]
     finally:
         for node in nodes:
             node.kill()
             node.wait()
     assert [node.returncode for node in nodes] == [0, 0]
-    told = [ast.literal_eval(one) for one in said]
+    told = [ast.literal_eval(one) for one in output]
     assert [len(values) for values in told] == [1, 2]
     assert sorted(told[0] + told[1]) == [(0, 0), (1, 10), (2, 20)]

@@ -33,12 +33,12 @@ obey()
 
 def one_line_from(cluster: Cluster, name: str) -> str:
     """Wait until an agent that could not join exits; return its only line of output."""
-    code, said = cluster.agents[name].end()
-    assert code == 78, said
-    lines = said.splitlines()
-    assert len(lines) == 1, said
+    code, output = cluster.agents[name].end()
+    assert code == 78, output
+    lines = output.splitlines()
+    assert len(lines) == 1, output
     assert lines[0].startswith("holdfast run: error: ")
-    assert TOKEN not in said
+    assert TOKEN not in output
     return lines[0]
 
 
@@ -97,10 +97,10 @@ def test_token_can_be_read_from_a_configured_file(tmp_path: Path) -> None:
 def test_job_does_not_run_without_the_requested_protection(tmp_path: Path, key: str) -> None:
     with Cluster(tmp_path, OBEY, nnodes="1:2") as cluster:
         cluster.start("a", conf=key)
-        code, said = cluster.agents["a"].end()
+        code, output = cluster.agents["a"].end()
         assert code == 2
-        assert said.count("\n") == 1
-        assert key.partition("=")[0] in said
+        assert output.count("\n") == 1
+        assert key.partition("=")[0] in output
         assert cluster.is_quiet()
 
 
@@ -149,10 +149,10 @@ def test_nodes_encrypt_with_their_token_if_python_supports_psk(tmp_path: Path) -
     token = {"HOLDFAST_TOKEN": TOKEN}
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         if not getattr(ssl, "HAS_PSK", False):
-            code, said = cluster.start("a", conf="tls=psk", env=token).end()
+            code, output = cluster.start("a", conf="tls=psk", env=token).end()
             assert code == 2
-            assert len(said.splitlines()) == 1
-            assert "3.13" in said
+            assert len(output.splitlines()) == 1
+            assert "3.13" in output
             return
         cluster.await_coordinator(cluster.start("a", conf="tls=psk", env=token))
         cluster.start("plain", conf=SOON, env=token)

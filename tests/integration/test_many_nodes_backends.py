@@ -63,10 +63,10 @@ def test_static_nodes_need_only_the_address_of_the_first_node(tmp_path: Path) ->
 def test_node_rank_out_of_range_is_refused(tmp_path: Path, rank: str) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2", backend="static") as cluster:
         cluster.start("a", f"--node-rank={rank}")
-        code, said = cluster.end()["a"]
+        code, output = cluster.end()["a"]
         assert code == 2
-        assert said.count("\n") == 1
-        assert "--node-rank" in said
+        assert output.count("\n") == 1
+        assert "--node-rank" in output
 
 
 def test_nodes_form_a_round_over_ipv6(tmp_path: Path) -> None:

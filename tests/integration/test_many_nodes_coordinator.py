@@ -229,9 +229,9 @@ def test_agents_exit_if_the_coordinator_stays_unreachable(tmp_path: Path) -> Non
         cluster.agents["coordinator"].kill()
         ends = cluster.end()
         for name in "ab":
-            code, said = ends[name]
+            code, output = ends[name]
             assert code == 78
-            line = said.splitlines()[-1]
+            line = output.splitlines()[-1]
             assert re.fullmatch(
                 rf"holdfast run: error: the coordinator at {re.escape(cluster.endpoint)} has "
                 r"been unreachable since \d\d:\d\d:\d\d \(\d+ s\): connection refused",
@@ -242,8 +242,8 @@ def test_agents_exit_if_the_coordinator_stays_unreachable(tmp_path: Path) -> Non
 def test_early_agents_wait_for_the_coordinator(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_all("a", "b", conf=ELSEWHERE)
-        said = cluster.agents["a"].says("waiting: no connection to the coordinator at")
-        assert cluster.endpoint in said
+        output = cluster.agents["a"].says("waiting: no connection to the coordinator at")
+        assert cluster.endpoint in output
         cluster.start_coordinator("coordinator")
         for start in cluster.generation(2).values():
             start.finish()
@@ -255,12 +255,12 @@ def test_early_agents_wait_for_the_coordinator(tmp_path: Path) -> None:
 def test_agent_reports_a_coordinator_that_never_starts(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2", conf=f"join_timeout=0.5,{ELSEWHERE}") as cluster:
         cluster.start("a")
-        code, said = cluster.end()["a"]
+        code, output = cluster.end()["a"]
         assert code == 78
-        assert len(said.splitlines()) == 1, said
-        assert said.startswith("holdfast run: error: ")
-        assert cluster.endpoint in said
-        assert "connection refused" in said
+        assert len(output.splitlines()) == 1, output
+        assert output.startswith("holdfast run: error: ")
+        assert cluster.endpoint in output
+        assert "connection refused" in output
 
 
 def soft_limit_of(pid: int) -> int:
@@ -297,11 +297,11 @@ def test_busy_port_is_reported_to_the_node_that_must_coordinate(tmp_path: Path, 
             listener = socket.create_server((cluster.host, cluster.port))
             owner = os.getpid()
         cluster.start("a", conf="is_host=true")
-        code, said = cluster.agents["a"].end()
+        code, output = cluster.agents["a"].end()
         assert code == 78
-        assert said.count("\n") == 1
-        assert f"port {cluster.port} is in use" in said
-        assert str(owner) in said
+        assert output.count("\n") == 1
+        assert f"port {cluster.port} is in use" in output
+        assert str(owner) in output
         if listener is not None:
             listener.close()
         else:
@@ -319,7 +319,7 @@ def test_agent_at_another_programs_port_reports_that_it_is_not_a_coordinator(
             connection, _ = listener.accept()
             with connection:
                 connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
-                code, said = agent.end()
+                code, output = agent.end()
             assert code == 78
-            assert said.count("\n") == 1
-            assert cluster.endpoint in said
+            assert output.count("\n") == 1
+            assert cluster.endpoint in output

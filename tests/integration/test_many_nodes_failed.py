@@ -28,9 +28,9 @@ def test_restart_budget_belongs_to_the_job(tmp_path: Path, team: MakeTeam) -> No
         ends = cluster.end()
         assert {name: code for name, (code, _) in ends.items()} == {"a": 1, "b": 1, "c": 1}
         assert cluster.is_quiet()
-        for _, said in ends.values():
-            assert "after 2 of 2 restarts" in said
-            assert "c was told to fail" in said
+        for _, output in ends.values():
+            assert "after 2 of 2 restarts" in output
+            assert "c was told to fail" in output
 
 
 def test_every_node_reports_the_failure_that_ended_the_job(tmp_path: Path, team: MakeTeam) -> None:
@@ -42,12 +42,12 @@ def test_every_node_reports_the_failure_that_ended_the_job(tmp_path: Path, team:
         ends = cluster.end()
     culprit = starts["b"]
     host = os.uname().nodename
-    for name, (code, said) in ends.items():
+    for name, (code, output) in ends.items():
         assert code == 1
-        assert "RuntimeError: b was told to fail" in said
-        assert "Traceback (most recent call last)" in said
-        assert "obey()" in said
-        assert host in said
+        assert "RuntimeError: b was told to fail" in output
+        assert "Traceback (most recent call last)" in output
+        assert "obey()" in output
+        assert host in output
         (path,) = (tmp_path / name).rglob("failure.json")
         report = json.loads(path.read_text())
         assert report["generation"] == 0
@@ -67,8 +67,8 @@ def test_all_nodes_exit_with_the_first_failures_code(tmp_path: Path, how: str, c
         starts["b"].finish()
         ends = cluster.end()
         assert {name: end[0] for name, end in ends.items()} == {"a": code, "b": code}
-        for _, said in ends.values():
-            assert f"rank {starts['b'].rank}" in said
+        for _, output in ends.values():
+            assert f"rank {starts['b'].rank}" in output
 
 
 def test_worker_that_fails_because_of_another_is_not_blamed(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_worker_that_fails_because_of_another_is_not_blamed(tmp_path: Path) -> N
         os.kill(other, signal.SIGKILL)
         ends = cluster.end()
         assert {name: end[0] for name, end in ends.items()} == {"a": 137, "b": 137}
-        for _, said in ends.values():
-            assert "SIGKILL" in said
+        for _, output in ends.values():
+            assert "SIGKILL" in output
 
 
 @pytest.mark.parametrize("allowed", [0, 2])
@@ -114,8 +114,8 @@ def test_program_that_one_node_cannot_start_ends_the_job_for_all(
         cluster.start("b", "--no-python", program=str(broken))
         ends = cluster.end()
         assert {name: end[0] for name, end in ends.items()} == {"a": 127, "b": 127}
-        for _, said in ends.values():
-            assert f"could not be started: {broken}" in said
+        for _, output in ends.values():
+            assert f"could not be started: {broken}" in output
 
 
 def test_finished_node_waits_for_the_others_up_to_the_limit(tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_finished_node_waits_for_the_others_up_to_the_limit(tmp_path: Path) -> N
         cluster.start("b", "--exit-barrier-timeout=0.3")
         starts = cluster.generation(2)
         starts["b"].finish()
-        code, said = cluster.agents["b"].end()
+        code, output = cluster.agents["b"].end()
         assert code == 0
-        assert "stopped waiting for the other nodes to finish (limit 0.3 s)" in said
+        assert "stopped waiting for the other nodes to finish (limit 0.3 s)" in output
         starts["a"].finish()
         assert cluster.codes() == {"a": 0, "b": 0}
         assert cluster.is_quiet()
@@ -160,5 +160,5 @@ def test_worker_that_ignores_signals_does_not_delay_other_reports(tmp_path: Path
         os.kill(failing, signal.SIGUSR2)
         ends = cluster.end()
         assert {name: end[0] for name, end in ends.items()} == {"a": 1, "b": 1}
-        for _, said in ends.values():
-            assert "b was told to fail" in said
+        for _, output in ends.values():
+            assert "b was told to fail" in output

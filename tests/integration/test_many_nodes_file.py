@@ -83,7 +83,7 @@ def test_frozen_agent_is_fenced_when_it_resumes_and_rejoins(tmp_path: Path) -> N
         frozen.signal(signal.SIGCONT)
         after = cluster.generation(2)
         old.gone_already()
-        assert "fenced" in frozen.said()
+        assert "fenced" in frozen.output()
         for start in after.values():
             start.finish()
         assert cluster.codes() == {"a": 0, "b": 0}
@@ -96,10 +96,10 @@ def test_invalid_state_is_reported_in_one_line(tmp_path: Path) -> None:
         assert cluster.agents["a"].end()[0] == 0
         state = max((tmp_path / "meeting").rglob("state.*"), key=number_of)
         state.write_bytes(b"something else")
-        code, said = cluster.start("b").end()
+        code, output = cluster.start("b").end()
         assert code == 78
-        assert said.count("\n") == 1, said
-        assert f"{state} is damaged" in said
+        assert output.count("\n") == 1, output
+        assert f"{state} is damaged" in output
 
 
 def test_nodes_restore_a_lost_state_without_restarting_workers(
@@ -125,10 +125,10 @@ def test_agent_exits_when_the_folder_stays_unreachable(tmp_path: Path) -> None:
         meeting = tmp_path / "meeting"
         meeting.rename(tmp_path / "elsewhere")
         meeting.write_text("no folder any more")
-        code, said = cluster.end()["a"]
+        code, output = cluster.end()["a"]
         assert code != 0
-        assert f"{meeting} has been unreachable since" in said
-        assert "Not a directory" in said
+        assert f"{meeting} has been unreachable since" in output
+        assert "Not a directory" in output
 
 
 def test_agent_replaces_a_dead_agent_with_its_id_but_not_a_live_one(tmp_path: Path) -> None:
@@ -137,9 +137,9 @@ def test_agent_replaces_a_dead_agent_with_its_id_but_not_a_live_one(tmp_path: Pa
         cluster.start("old")
         cluster.generation(1)
         cluster.start("new")
-        code, said = cluster.agents["new"].end()
+        code, output = cluster.agents["new"].end()
         assert code == 78
-        assert "already has the node id twin" in said
+        assert "already has the node id twin" in output
         assert cluster.is_quiet()
         cluster.agents["old"].kill()
         cluster.start("newer")

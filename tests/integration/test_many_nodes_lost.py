@@ -88,9 +88,9 @@ def test_worker_failure_caused_by_a_killed_node_is_not_charged(tmp_path: Path) -
         again = cluster.next_start()
         assert (again.agent, again.world, again.restarts) == (survivor, 1, 0)
         again.finish()
-        code, said = cluster.agents[survivor].end()
+        code, output = cluster.agents[survivor].end()
         assert code == 0
-        assert "was lost: its connection closed" in said
+        assert "was lost: its connection closed" in output
 
 
 def test_too_few_survivors_stop_and_wait_for_a_replacement(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_frozen_agent_is_fenced_when_it_resumes_and_rejoins(tmp_path: Path, team
         assert set(smaller) == {"a", "c"}
         frozen.signal(signal.SIGCONT)
         after = cluster.generation(3)
-        assert "fenced" in frozen.said()
+        assert "fenced" in frozen.output()
         for name in "ac":
             assert after[name].rank == smaller[name].rank
         assert {start.restarts for start in after.values()} == {0}

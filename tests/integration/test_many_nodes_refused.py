@@ -33,11 +33,11 @@ def test_node_with_other_settings_is_refused(
         cluster.start_all("a", "b")
         starts = cluster.generation(2)
         cluster.start("odd", *flags)
-        code, said = cluster.agents["odd"].end()
+        code, output = cluster.agents["odd"].end()
         assert code == 78
-        assert said.count("\n") == 1, said
+        assert output.count("\n") == 1, output
         for part in ("holdfast run: error: ", cluster.endpoint, f"{name} {mine}", "'job'", theirs):
-            assert part in said
+            assert part in output
         assert cluster.is_quiet()
         for start in starts.values():
             start.finish()
@@ -59,11 +59,11 @@ def test_late_node_learns_that_the_job_has_ended(tmp_path: Path, how: str) -> No
         ended = 0 if how == "finish" else 1
         assert [cluster.agents[name].end()[0] for name in "ab"] == [ended, ended]
         cluster.start("late", conf=ELSEWHERE)
-        code, said = cluster.agents["late"].end()
+        code, output = cluster.agents["late"].end()
         assert code == 78
-        assert said.count("\n") == 1, said
-        assert f"the job 'job' at {cluster.endpoint} is over" in said
-        assert "--rdzv-id" in said
+        assert output.count("\n") == 1, output
+        assert f"the job 'job' at {cluster.endpoint} is over" in output
+        assert "--rdzv-id" in output
         coordinator.signal(signal.SIGTERM)
         cluster.end()
         assert cluster.is_quiet()
@@ -117,10 +117,10 @@ def test_live_agent_keeps_its_id_and_another_with_it_is_refused(
         starts = cluster.generation(2)
         cluster.start("new", conf=f"node_id=twin,{SOON_SILENT}")
         cluster.agents["new"].says("already has the node id twin")
-        code, said = cluster.agents["new"].end()
+        code, output = cluster.agents["new"].end()
         assert code == 78
-        assert os.uname().nodename in said
-        assert "node_id=twin" in said  # The setting to check.
+        assert os.uname().nodename in output
+        assert "node_id=twin" in output  # The setting to check.
         assert cluster.is_quiet()
         for start in starts.values():
             start.finish()
@@ -152,9 +152,9 @@ def test_agent_with_replace_is_replaced_while_it_is_alive(tmp_path: Path, team: 
         cluster.start("new", conf="node_id=twin")
         after = cluster.generation(2)
         assert after["new"].rank == before["old"].rank
-        code, said = cluster.agents["old"].end()
+        code, output = cluster.agents["old"].end()
         assert code == 78
-        assert "another agent replaced twin" in said
+        assert "another agent replaced twin" in output
         for start in after.values():
             start.finish()
         assert cluster.codes() == {"a": 0, "old": 78, "new": 0}

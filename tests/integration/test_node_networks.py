@@ -40,15 +40,15 @@ def test_nodes_with_a_shared_home_share_a_token_and_others_are_refused(
         cluster.start_on("b", env=home)
         workers = meeting(cluster, *"ab")
         token = shared / ".holdfast" / "token"
-        assert first.said().count(str(token)) == 1
-        assert str(token) not in cluster.agents["b"].said()
+        assert first.output().count(str(token)) == 1
+        assert str(token) not in cluster.agents["b"].output()
         attack = "node_id=victim,is_host=0,join_timeout=1"
         for name, conf in (("guess", attack), ("bare", f"{attack},auth=none")):
             inside = network.inside(2)
             cluster.start(name, conf=conf, env={"HOME": str(other)}, before=inside)
-            code, said = cluster.agents[name].end()
+            code, output = cluster.agents[name].end()
             assert code == 78
-            assert "token" in said.splitlines()[-1]
+            assert "token" in output.splitlines()[-1]
         assert cluster.is_quiet()
         finish(workers)
         assert cluster.codes() == {"a": 0, "b": 0, "guess": 78, "bare": 78}
@@ -114,7 +114,7 @@ def test_cut_off_node_is_lost_and_rejoins_after_the_cut(tmp_path: Path, network:
         network.heal(2)
         after = meeting(cluster, *"abc")
         gone.gone_already()
-        assert "fenced" in cluster.agents["c"].said()
+        assert "fenced" in cluster.agents["c"].output()
         finish(after)
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
@@ -131,7 +131,7 @@ def test_cut_off_node_stops_its_workers_before_they_are_replaced(
         gone.gone_already()
         network.heal(2)
         after = meeting(cluster, *"abc")
-        assert "no response from the coordinator" in cluster.agents["c"].said()
+        assert "no response from the coordinator" in cluster.agents["c"].output()
         finish(after)
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
@@ -160,8 +160,8 @@ def test_job_survives_a_cut_of_the_coordinators_machine(tmp_path: Path, network:
         meeting(cluster, *"abc")
         network.cut(0)
         for name in "bc":
-            said = cluster.agents[name].says("(coordinator_timeout=60)")
-            left = re.search(r"(\d+) s more \(coordinator_timeout", said)
+            output = cluster.agents[name].says("(coordinator_timeout=60)")
+            left = re.search(r"(\d+) s more \(coordinator_timeout", output)
             assert left is not None
             assert 60 - int(left[1]) <= 10
         cluster.agents["a"].says("the round is broken")
@@ -179,9 +179,9 @@ def test_nodes_exit_if_the_coordinator_stays_cut_off(tmp_path: Path, network: Ne
         meeting(cluster, *"abc")
         network.cut(0)
         for name in "bc":
-            code, said = cluster.agents[name].end()
+            code, output = cluster.agents[name].end()
             assert code == 78
-            assert f"the coordinator at {cluster.endpoint} has been unreachable since" in said
+            assert f"the coordinator at {cluster.endpoint} has been unreachable since" in output
         cluster.agents["a"].signal(signal.SIGTERM)
         assert cluster.codes()["a"] == 128 + signal.SIGTERM
 
@@ -212,7 +212,9 @@ def test_long_failure_report_arrives_over_a_slow_link(
         starts["b"].fail()
         ends = cluster.end()
         assert {name: code for name, (code, _) in ends.items()} == {"a": 1, "b": 1}
-        assert all("RuntimeError: the reason of this failure" in said for _, said in ends.values())
+        assert all(
+            "RuntimeError: the reason of this failure" in output for _, output in ends.values()
+        )
 
 
 # A job on one machine whose store a job on another machine may need, as replica groups do.

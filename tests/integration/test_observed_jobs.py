@@ -98,19 +98,19 @@ def test_job_without_a_log_directory_leaves_no_files(tmp_path: Path) -> None:
 
 
 def test_events_can_be_printed_to_the_console(tmp_path: Path) -> None:
-    code, said = run(tmp_path, "pass\n", "--event-log-handler=console")
+    code, output = run(tmp_path, "pass\n", "--event-log-handler=console")
     assert code == 0
-    names = [summary_of(json.loads(line)).name for line in said.splitlines()]
+    names = [summary_of(json.loads(line)).name for line in output.splitlines()]
     assert names == ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "SUCCEEDED", "SUCCEEDED"]
 
 
 def test_unknown_event_destination_is_refused(tmp_path: Path) -> None:
     with ObservedJob(tmp_path, "tell('up')", "--event-log-handler=pigeon") as job:
-        code, said = job.ends()
+        code, output = job.ends()
         assert job.news.is_quiet()
         assert job.left_behind() == []
     assert code == 2
-    [line] = said.splitlines()
+    [line] = output.splitlines()
     assert line.startswith("holdfast run: error: ")
     assert "'pigeon' is unknown; accepted: console, " in line
 
@@ -187,11 +187,11 @@ def test_busy_port_ends_the_command_before_workers_start(tmp_path: Path, what: s
         flags = [f"--metrics-port={port}"] if what == "--metrics-port" else []
         env = {} if flags else {what: str(port)}
         with ObservedJob(tmp_path, "tell('up')", *flags, env=env) as job:
-            code, said = job.ends()
+            code, output = job.ends()
             assert job.news.is_quiet()
             assert job.left_behind() == []
     assert code == 78
-    [line] = said.splitlines()
+    [line] = output.splitlines()
     assert line.startswith(f"holdfast run: error: {what}: cannot listen on ")
     assert f"port {port}: Address already in use (" in line
 

@@ -92,9 +92,9 @@ def test_job_can_be_restarted_drained_and_stopped(tmp_path: Path, team: MakeTeam
         holdfast("stop", *about, "--reason", "enough", "--grace", "20")
         ends = cluster.end()
         assert {code for code, _ in ends.values()} == {STOPPED}
-        for _, said in ends.values():
-            assert "new data" in said
-            assert "enough" in said
+        for _, output in ends.values():
+            assert "new data" in output
+            assert "enough" in output
 
 
 def test_job_with_one_node_can_be_watched_and_steered(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_job_with_one_node_can_be_watched_and_steered(tmp_path: Path) -> None:
             [recorded] = (tmp_path / "logs").rglob("events-*.jsonl")
             await_text(recorded, "holdfast.request")
             holdfast("stop", *about, "--reason", "enough")
-            code, _, said = job.end()
-            assert (code, "enough" in said) == (STOPPED, True)
+            code, _, output = job.end()
+            assert (code, "enough" in output) == (STOPPED, True)
             report, _ = holdfast("report", "--json", "--output", "-", str(tmp_path / "logs"))
             assert json.loads(report)["outcome"]["state"] == "stopped"
             assert following.wait(PATIENCE_S) == 0

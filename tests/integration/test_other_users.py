@@ -75,9 +75,9 @@ def test_coordinator_without_a_token_serves_only_its_own_user(tmp_path: Path) ->
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_host("a")
         assert shake_hands(cluster.port) == "let in"
-        said = as_user(STRANGER, lambda: shake_hands(cluster.port))
-        assert said.startswith("HandshakeRefused")
-        assert str(STRANGER) in said
+        output = as_user(STRANGER, lambda: shake_hands(cluster.port))
+        assert output.startswith("HandshakeRefused")
+        assert str(STRANGER) in output
         cluster.start("b")
         for start in cluster.generation(2).values():
             start.finish()
@@ -121,10 +121,10 @@ def test_job_refuses_a_folder_of_another_user(
     with shared_folder() as meeting, in_folder(tmp_path, meeting, OBEY) as cluster:
         job = meeting / "kmine"
         assert as_user(STRANGER, lambda: plant(job, private / "keys")) == "planted"
-        code, said = cluster.start("a").end()
-        assert (code, said.count("\n")) == (78, 1), said
-        assert str(job) in said
-        assert "--rdzv-endpoint" in said
+        code, output = cluster.start("a").end()
+        assert (code, output.count("\n")) == (78, 1), output
+        assert str(job) in output
+        assert "--rdzv-endpoint" in output
         assert (private / "keys").read_text() == "mine"
         assert os.listdir(private) == ["keys"]
 
@@ -233,23 +233,23 @@ def test_dump_calls_no_socket_named_by_another_users_process(
 def say_ready(address: bytes) -> str:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
         connection.sendto(b"READY=1", address)
-    return "said"
+    return "sent"
 
 
 def test_another_user_cannot_pretend_that_etcd_is_ready() -> None:
-    looks: list[bool] = []
+    checks: list[bool] = []
 
     def healthy() -> bool:
-        looks.append(True)
-        return len(looks) == 3
+        checks.append(True)
+        return len(checks) == 3
 
     process = EtcdProcess(["/bin/sleep", "600"], log=subprocess.DEVNULL)
     try:
         address = process._notices.getsockname()
-        assert as_user(STRANGER, lambda: say_ready(address)) == "said"
+        assert as_user(STRANGER, lambda: say_ready(address)) == "sent"
         process.wait_ready(20.0, healthy)
-        assert len(looks) == 3
-        assert say_ready(address) == "said"
+        assert len(checks) == 3
+        assert say_ready(address) == "sent"
         process.wait_ready(20.0)
     finally:
         process.kill()

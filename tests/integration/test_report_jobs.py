@@ -126,8 +126,8 @@ def test_report_shows_a_lost_node(tmp_path: Path) -> None:
         until(lambda: len(lines_of(logs, "generation")) == 2 or None)
         cluster.agents["B"].kill()
         cluster.generation(1)["A"].finish()
-        code, said = cluster.agents["A"].end()
-        assert code == 0, said
+        code, output = cluster.agents["A"].end()
+        assert code == 0, output
     report = report_of(logs)
     assert report["outcome"]["state"] == "succeeded"
     states = {node["name"]: node["state"] for node in report["nodes"]}

@@ -92,13 +92,13 @@ def test_reserved_ports_cannot_be_bound_by_another_user(tmp_path: Path) -> None:
         cluster.start_all("a", "b")
         starts = cluster.generation(2)
         ports = [port for agent in cluster.agents.values() for _, port in listens_at(agent)]
-        said = {as_user(STRANGER, lambda port=port: listen(port)) for port in ports}  # type: ignore[misc]
+        output = {as_user(STRANGER, lambda port=port: listen(port)) for port in ports}  # type: ignore[misc]
         for start in starts.values():
             start.finish()
         assert cluster.codes() == {"a": 0, "b": 0}
     # Two per agent, and those of the coordinator and of the running generation.
     assert len(ports) == 6
-    assert all("Address already in use" in one for one in said), said
+    assert all("Address already in use" in one for one in output), output
 
 
 # The worker with rank 0 executes the command of rank 1, which is slow.
@@ -162,8 +162,8 @@ def test_another_user_of_the_stores_host_is_refused_at_every_address(
         pids = meeting(cluster, *"ab")
         inside = cluster.agents["a"].pid
         for source in sources:
-            said = as_user(STRANGER, lambda source=source: attack(source, port), inside)  # type: ignore[misc]
-            assert said == "refused" or said.startswith("ConnectionResetError"), source
+            output = as_user(STRANGER, lambda source=source: attack(source, port), inside)  # type: ignore[misc]
+            assert output == "refused" or output.startswith("ConnectionResetError"), source
             assert as_user(0, lambda source=source: attack(source, port), inside) == "served"  # type: ignore[misc]
         finish(pids)
         assert cluster.codes() == {"a": 0, "b": 0}
@@ -211,8 +211,13 @@ def test_private_store_serves_workers_only_through_their_agents(
             (0, "b", address(0), ports["a"]),  # which refuses even the job's user.
         ]
         for user, at, host, port in attempts:
-            said = as_user(user, lambda host=host, port=port: attack(host, port), inside[at])  # type: ignore[misc]
-            assert said == "refused" or said.startswith("ConnectionReset"), (user, at, host, said)
+            output = as_user(user, lambda host=host, port=port: attack(host, port), inside[at])  # type: ignore[misc]
+            assert output == "refused" or output.startswith("ConnectionReset"), (
+                user,
+                at,
+                host,
+                output,
+            )
         finish(pids)
         assert cluster.news.next()[:2] == ["plan", "word"]
         assert cluster.codes() == {"a": 0, "b": 0}

@@ -53,7 +53,7 @@ def test_operator_takes_over_from_a_failed_machine(tmp_path: Path, network: Netw
         for name in "bc":
             assert (
                 f"connected to the coordinator at {ENDPOINTS[1]} instead"
-                in cluster.agents[name].said()
+                in cluster.agents[name].output()
             )
         network.heal(0)  # With another agent, which must not coordinate.
         cluster.start("again", conf=PATIENT, env=TOKEN, before=network.inside(0))

@@ -55,13 +55,13 @@ def test_stuck_worker_is_dumped_and_killed_and_the_job_continues(
 ) -> None:
     flags = (*LOGS, "--max-restarts=1")
     with ObservedJob(tmp_path, stuck_once(block), *flags, env=TIMERS) as job:
-        code, said = job.ends()
+        code, output = job.ends()
         assert job.left_behind() == []  # The pipe of the timers is removed too.
     assert code == 0
     scope = "section stuck" if block == SECTION else "stuck"
     pid = watchdog_events(tmp_path)[0][1]["worker_pid"]
-    assert f"timer expired: {scope!r} (pid {pid}); its signal is 9" in said
-    assert f"rank 1 (pid {pid}) failed: timer {scope!r} expired: killed the worker" in said
+    assert f"timer expired: {scope!r} (pid {pid}); its signal is 9" in output
+    assert f"rank 1 (pid {pid}) failed: timer {scope!r} expired: killed the worker" in output
     [log] = tmp_path.glob("logs/*/attempt_0/1/stderr.log")
     assert "be_stuck_here (" in log.read_text()
     [other] = tmp_path.glob("logs/*/attempt_0/0/stderr.log")
@@ -81,13 +81,13 @@ def test_stuck_worker_is_dumped_and_killed_and_the_job_continues(
 @pytest.mark.parametrize("block", [SECTION, TIMER], ids=["section", "timer"])
 def test_report_names_the_timer_that_killed_a_worker(tmp_path: Path, block: str) -> None:
     with ObservedJob(tmp_path, stuck_once(block), *LOGS, env=TIMERS) as job:
-        code, said = job.ends()
+        code, output = job.ends()
     assert code == 128 + signal.SIGKILL
     scope = "section stuck" if block == SECTION else "stuck"
     why = f"timer {scope!r} expired: killed the worker"
-    assert f"reason    : {why}" in said
-    assert "rank      : 1 (local_rank: 1)" in said
-    assert "out-of-memory" not in said
+    assert f"reason    : {why}" in output
+    assert "rank      : 1 (local_rank: 1)" in output
+    assert "out-of-memory" not in output
     [report] = tmp_path.glob("logs/*/failure.json")
     assert why in report.read_text()
 
@@ -103,19 +103,19 @@ with {block}:
     be_stuck_here()
 """
     with ObservedJob(tmp_path, script, *LOGS[:2], env=TIMERS) as job:
-        code, said = job.ends()
+        code, output = job.ends()
     assert code == 128 + signal.SIGKILL
     pid = watchdog_events(tmp_path)[0][1]["worker_pid"]
-    assert f" expired: killed its process {pid}" in said
+    assert f" expired: killed its process {pid}" in output
     [log] = tmp_path.glob("logs/*/attempt_0/0/stderr.log")
     assert "be_stuck_here (" in log.read_text()
 
 
 def test_stacks_are_in_the_report_if_there_is_no_log(tmp_path: Path) -> None:
     with ObservedJob(tmp_path, stuck_once(SECTION), "--nproc-per-node=2", "--log-dir=logs") as job:
-        code, said = job.ends()
+        code, output = job.ends()
     assert code == 128 + signal.SIGKILL
-    assert "be_stuck_here (" in said.partition("Root Cause")[2]
+    assert "be_stuck_here (" in output.partition("Root Cause")[2]
     [report] = tmp_path.glob("logs/*/failure.json")
     assert "be_stuck_here (" in report.read_text()
 

@@ -27,7 +27,7 @@ AT_PORT = "metrics: http://127.0.0.1:"
 
 def restarts(agent: Agent) -> dict[str, float]:
     """Return the restarts of an agent by reason, without reasons that did not occur."""
-    port = int(agent.said().partition(AT_PORT)[2].partition("/")[0])
+    port = int(agent.output().partition(AT_PORT)[2].partition("/")[0])
     [family] = [
         one
         for one in text_string_to_metric_families(fetch(port, "/metrics")[1])
@@ -54,16 +54,16 @@ def test_each_reason_for_a_new_generation_is_reported(tmp_path: Path) -> None:
         await_restarts(team.agents["b"], worker_failed=1)
         team.agents["b"].kill()
         team.generation(1)["a"].finish()
-        code, said = first.end()
+        code, output = first.end()
     assert code == 0
-    assert "0: None ''\n" in said
-    assert "\n1: 1 '" in said
-    assert " joined'\n" in said
-    [failed] = [line for line in said.splitlines() if line.startswith("2: ")]
+    assert "0: None ''\n" in output
+    assert "\n1: 1 '" in output
+    assert " joined'\n" in output
+    [failed] = [line for line in output.splitlines() if line.startswith("2: ")]
     assert failed.startswith("2: 2 'rank 1 (pid ")
     assert " failed: exit code 1" in failed  # And usually the exception, if it arrived in time.
-    assert "\n3: 2 '" in said
-    assert " was lost: " in said
+    assert "\n3: 2 '" in output
+    assert " was lost: " in output
     [logs] = (path for path in (tmp_path / "logs").iterdir() if "SUCCEEDED" in texts(path))
     events = [summary_of(one) for one in events_of(logs)]
     assert [event.restarts for event in events if event.name == "START"] == [0, 0, 1, 1]

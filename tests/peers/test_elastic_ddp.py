@@ -47,13 +47,13 @@ def test_demo_survives_the_loss_of_a_worker_and_an_agent_and_a_joining_node(tmp_
     """The parameters and Adam's state equal those of a single process."""
     folder, picture = tmp_path / "demo", tmp_path / "losses.svg"
     command = [sys.executable, str(EXAMPLES / "elastic_ddp_demo.py"), "--workers", "1"]
-    code, said = run_demo([*command, "--folder", str(folder), "--picture", str(picture)])
-    assert code == 0, said
-    assert "exit codes: A 0, B -9, C 0" in said
-    assert "the log has every step once" in said
+    code, output = run_demo([*command, "--folder", str(folder), "--picture", str(picture)])
+    assert code == 0, output
+    assert "exit codes: A 0, B -9, C 0" in output
+    assert "the log has every step once" in output
     notes = log_of(folder / "job")
     by_start = groupby(notes, lambda note: (note["generation"], note["world_size"]))
-    assert [world_size for (_, world_size), _ in by_start] == [2, 2, 1, 2], said
+    assert [world_size for (_, world_size), _ in by_start] == [2, 2, 1, 2], output
     ours, alone = load(folder / "job"), load(folder / "alone")
     assert ours["step"] == alone["step"] == len(notes)
     assert list(different(ours, alone)) == []
@@ -67,11 +67,11 @@ def run_demo(command: list[str]) -> tuple[int, str]:
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as demo:
         try:
-            said, _ = demo.communicate(timeout=DEMO_TIMEOUT_S)
+            output, _ = demo.communicate(timeout=DEMO_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             demo.terminate()
-            said, _ = demo.communicate(timeout=TIMEOUT_S)
-        return demo.returncode, said
+            output, _ = demo.communicate(timeout=TIMEOUT_S)
+        return demo.returncode, output
 
 
 def different(ours: object, alone: object, name: str = "") -> Iterator[str]:

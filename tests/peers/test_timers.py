@@ -135,9 +135,9 @@ def test_our_client_is_served_by_torchs_server(tmp_path: Path) -> None:
         assert server.stdout.readline() == "watchdog started \n"
         with started(WORKER_OF_OURS, path) as worker:
             assert worker.wait() == -9
-        said = server.stdout.read()
+        output = server.stdout.read()
         assert server.wait() == -9  # It also kills itself.
-    assert said.splitlines() == ["timer expired late", "kill worker process late"]
+    assert output.splitlines() == ["timer expired late", "kill worker process late"]
     # The server was killed by itself and could not remove its pipe; ours does.
     assert os.path.exists(path)
     FileTimerServer(str(path), "job").stop()

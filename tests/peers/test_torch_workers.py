@@ -74,10 +74,10 @@ def test_broken_collective_is_recreated_and_its_failure_not_blamed(tmp_path: Pat
         os.kill(failing, signal.SIGUSR2)
         ends = cluster.end()
     assert {name: code for name, (code, _) in ends.items()} == {"a": 1, "b": 1}
-    for name, (_, said) in ends.items():
-        assert "killed by SIGKILL" in said, said
-        assert "restart 1 of 1" in said, said
-        report = said[said.index("train.py FAILED after 1 of 1 restarts") :]
+    for name, (_, output) in ends.items():
+        assert "killed by SIGKILL" in output, output
+        assert "restart 1 of 1" in output, output
+        report = output[output.index("train.py FAILED after 1 of 1 restarts") :]
         first = report.partition("Other Failures:")[0]
         assert f"rank      : 1 (local_rank: 0)\n  exitcode  : 1 (pid: {failing})" in first, name
         # Torch's own decorator wrote the file that this traceback is from.

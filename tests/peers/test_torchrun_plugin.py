@@ -111,7 +111,7 @@ def test_node_joins_a_running_job(tmp_path: Path) -> None:
         finish(after)
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
         for agent in cluster.agents.values():
-            assert "Traceback" not in agent.said()
+            assert "Traceback" not in agent.output()
 
 
 def test_workers_do_not_receive_the_token(tmp_path: Path) -> None:
@@ -133,10 +133,10 @@ def test_job_continues_without_nodes_that_left_or_died(tmp_path: Path) -> None:
         cluster.world("a", "b", "c")
         cluster.agents["b"].signal(signal.SIGTERM)
         cluster.world("a", "c")
-        assert cluster.agents["a"].said().splitlines()[-1].endswith(" left)")
+        assert cluster.agents["a"].output().splitlines()[-1].endswith(" left)")
         cluster.agents["c"].kill()
         alone = cluster.world("a")
-        assert cluster.agents["a"].said().splitlines()[-1].endswith("its connection closed)")
+        assert cluster.agents["a"].output().splitlines()[-1].endswith("its connection closed)")
         finish(alone)
         assert cluster.codes() == {"a": 0, "b": 1, "c": -signal.SIGKILL}
 

@@ -66,8 +66,8 @@ def run(folder: Path, tests: str, patience_s: float) -> str:
 
 
 def test_each_kind_of_leak_is_found_and_processes_are_ended(tmp_path: Path) -> None:
-    said = run(tmp_path, LEAKY, patience_s=0.1)
-    assert "6 passed, 5 errors" in said
+    output = run(tmp_path, LEAKY, patience_s=0.1)
+    assert "6 passed, 5 errors" in output
     for leak in (
         r"descriptor \d+: /etc/passwd",
         r"process \d+: sleep 100",
@@ -75,7 +75,9 @@ def test_each_kind_of_leak_is_found_and_processes_are_ended(tmp_path: Path) -> N
         r"process \d+: (setsid |sh -c .*)?sleep 200",
         r"thread Thread-1",
     ):
-        assert re.search(f"the test left behind: {leak}", said), f"{leak} was not found in {said}"
+        assert re.search(f"the test left behind: {leak}", output), (
+            f"{leak} was not found in {output}"
+        )
 
 
 def test_resources_released_soon_are_not_leaks(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ SKEW_S = 20
 LIMIT_S = 30
 
 
-def join(port: int, ahead_s: int, said: Any) -> None:
+def join(port: int, ahead_s: int, results: Any) -> None:
     """Join on a machine whose clock is ahead; only the clock of torch's module is replaced."""
     import torch.distributed.elastic.rendezvous.dynamic_rendezvous as torch_module
 
@@ -28,20 +28,20 @@ def join(port: int, ahead_s: int, said: Any) -> None:
 
     torch_module.datetime = Clock
     info = handler(port, "2:2", is_host=ahead_s == 0).next_rendezvous()
-    said.put((ahead_s, info.world_size))
+    results.put((ahead_s, info.world_size))
     time.sleep(LIMIT_S)  # One of the two serves the store.
 
 
 def show() -> Evidence:
     context = multiprocessing.get_context("spawn")
-    said, port = context.Queue(), free_port()
+    results, port = context.Queue(), free_port()
     machines = [
-        context.Process(target=join, args=(port, ahead_s, said), daemon=True)
+        context.Process(target=join, args=(port, ahead_s, results), daemon=True)
         for ahead_s in (0, SKEW_S)
     ]
     for machine in machines:
         machine.start()
-    worlds = dict(said.get(timeout=LIMIT_S) for _ in machines)
+    worlds = dict(results.get(timeout=LIMIT_S) for _ in machines)
     for machine in machines:
         machine.kill()
     return Evidence(

@@ -23,7 +23,7 @@ def show() -> Evidence:
         os.kill(job.latest(failing).pid, signal.SIGKILL)
         code = failing.wait(20)
         watch(job, WATCHED_S)
-        untold = alive(job.latest(other).pid) and not other.said().strip()
+        untold = alive(job.latest(other).pid) and not other.output().strip()
         job.let_go()
         watch(job, WATCHED_S)
         waits = other.code is None and not alive(job.latest(other).pid)

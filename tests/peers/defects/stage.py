@@ -119,7 +119,7 @@ def alive(pid: int) -> bool:
 
 def log_tail(agent: Agent) -> str:
     """Return the last line of an agent's console."""
-    lines = [line.strip() for line in agent.said().splitlines() if line.strip()]
+    lines = [line.strip() for line in agent.output().splitlines() if line.strip()]
     return lines[-1] if lines else "(nothing)"
 
 

@@ -28,9 +28,9 @@ def show() -> Evidence:
         watch(job, WATCHED_S)
         blind = job.latest(other) == before and other.code is None and not alive(before.pid)
         return Evidence(
-            blind and not other.said().strip(),
+            blind and not other.output().strip(),
             f"{WATCHED_S:g} s after its worker was killed the agent has neither restarted it nor "
-            f"said a word",
+            f"printed a line",
         )
 
 

@@ -47,7 +47,7 @@ class FakeMembership:
 
     def __init__(self) -> None:
         self.news: list[Any] = []
-        self.said: list[NodePhase] = []
+        self.output: list[NodePhase] = []
         self.served: list[int] = []
         self.view: View | None = None
 
@@ -65,7 +65,7 @@ class FakeMembership:
         renew(None)
 
     def report(self, phase: NodePhase, *_: object, **_more: object) -> None:
-        self.said.append(phase)
+        self.output.append(phase)
 
     def problem(self) -> str:
         return (

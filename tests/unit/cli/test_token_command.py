@@ -24,10 +24,10 @@ def run(*words: str, code: int = 0) -> str:
     """Return the line that the command printed, without its end."""
     done = subprocess.run([*HOLDFAST, "token", *words], capture_output=True, text=True)
     assert done.returncode == code, done.stderr
-    said = done.stderr if code else done.stdout
-    assert said.count("\n") == 1
+    output = done.stderr if code else done.stdout
+    assert output.count("\n") == 1
     assert not (done.stdout if code else done.stderr)
-    return said.rstrip("\n")
+    return output.rstrip("\n")
 
 
 def test_token_is_created_once_and_printed_only_on_request(home: Path) -> None:

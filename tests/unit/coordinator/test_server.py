@@ -215,7 +215,7 @@ async def test_unauthenticated_client_sees_only_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         status("a", run_id="other"),
         status("b"),
@@ -225,14 +225,14 @@ async def test_unauthenticated_client_sees_only_counts() -> None:
     ],
 )
 @in_loop
-async def test_connection_belongs_to_one_node_of_one_job(said: Message) -> None:
+async def test_connection_belongs_to_one_node_of_one_job(message: Message) -> None:
     async with serving() as served:
         other, client = await served.client("other"), await served.client()
         other.send(status("b", run_id="other"))
         await other.next()
         client.send(status("a"))
         await client.next()
-        client.send(said)
+        client.send(message)
         assert isinstance(await client.next(), str)
         assert [*served.server.machine.jobs["other"].job.nodes] == ["b"]
         other.send(Heartbeat(run_id="other", node="b", incarnation=98, seq=1, term=0, revision=0))

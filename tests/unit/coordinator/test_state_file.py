@@ -56,15 +56,15 @@ def file(path: Path) -> Iterator[StateFile]:
 
 def save(file: StateFile, *saved_jobs: SavedJob) -> str:
     """Store these memories; return the problem, if any."""
-    done, said = threading.Event(), list[str]()
+    done, output = threading.Event(), list[str]()
 
     def stored(problem: str) -> None:
-        said.append(problem)
+        output.append(problem)
         done.set()
 
     file.save(list(saved_jobs), stored)
     assert done.wait(10.0)
-    return said[0]
+    return output[0]
 
 
 def read_again(path: Path) -> list[SavedJob] | None:

@@ -230,8 +230,8 @@ def test_forked_child_of_a_dead_worker_is_not_taken_for_the_worker(path: str) ->
     ) as parent:
         assert parent.stdout is not None
         assert parent.stdin is not None
-        said = {parent.stdout.readline(), parent.stdout.readline()}
-        assert said == {b"child True\n", b"parent\n"}
+        output = {parent.stdout.readline(), parent.stdout.readline()}
+        assert output == {b"child True\n", b"parent\n"}
         assert parent.wait() == -9
         assert os.path.exists(path)
         WorkerServer(path).shutdown()  # The child still runs.

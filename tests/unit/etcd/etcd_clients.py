@@ -104,10 +104,10 @@ async def server(
         handlers.add(task)
         try:
             while data := await reader.read(65536):
-                said = await answer(data)
-                if said is None:
+                response = await answer(data)
+                if response is None:
                     break
-                writer.write(said)
+                writer.write(response)
                 if once:
                     break
         except (ConnectionError, asyncio.CancelledError):

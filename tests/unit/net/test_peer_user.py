@@ -55,12 +55,12 @@ def test_kernel_reports_the_user_of_a_connection(
             return client.recv(1).decode()
 
     with ThreadPoolExecutor(1) as pool:
-        said = pool.submit(as_user, user, connect_and_wait)
+        output = pool.submit(as_user, user, connect_and_wait)
         peer, _ = listener[0].accept()
         with peer:
             found = WAYS[way](peer)
             peer.sendall(b"x")
-        assert said.result() == "x"
+        assert output.result() == "x"
     assert found == user
     assert is_own_user(found) == (user == 0)
 

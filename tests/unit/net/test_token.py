@@ -246,6 +246,6 @@ def test_failed_creation_names_the_setting_to_use(
 
 def test_user_without_a_home_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
-    said = as_user(STRANGER, lambda: str(own_token()))
-    assert said.startswith("EnvironmentProblem")
-    assert "HOLDFAST_TOKEN_FILE" in said
+    output = as_user(STRANGER, lambda: str(own_token()))
+    assert output.startswith("EnvironmentProblem")
+    assert "HOLDFAST_TOKEN_FILE" in output

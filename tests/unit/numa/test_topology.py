@@ -18,9 +18,9 @@ def test_missing_topology_is_none(tmp_path: Path) -> None:
     assert read_machine(str(tmp_path), []) == Machine((NumaNode(0, cpus),), ())
 
 
-@pytest.mark.parametrize(("said", "node"), [(1, 1), (-1, 0), (None, 0)])
+@pytest.mark.parametrize(("content", "node"), [(1, 1), (-1, 0), (None, 0)])
 def test_device_of_an_unknown_numa_node_is_at_the_first_node(
-    tmp_path: Path, said: int | None, node: int
+    tmp_path: Path, content: int | None, node: int
 ) -> None:
-    add_pci(tmp_path, "0000:07:00.0", "0x10de", "0x030200", said)
+    add_pci(tmp_path, "0000:07:00.0", "0x10de", "0x030200", content)
     assert node_of(str(tmp_path), "0000:07:00.0") == node

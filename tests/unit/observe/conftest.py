@@ -32,7 +32,7 @@ def nothing_configured() -> Iterator[None]:
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """Return the console's messages as `said.messages`."""
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Return the console's messages as `log.messages`."""
     caplog.set_level(console.NOTICE, "holdfast")
     return caplog

@@ -41,22 +41,22 @@ def test_events_are_delivered_in_order_in_the_handlers_thread() -> None:
     assert handler.calls == ["flush", "close"]
 
 
-def test_blocking_handler_delays_no_caller(said: pytest.LogCaptureFixture) -> None:
+def test_blocking_handler_delays_no_caller(log: pytest.LogCaptureFixture) -> None:
     handler = Blocking()
     background = BackgroundHandler(handler, "mine", queued_max=2)
     background.record(event("first"))
     assert handler.entered.wait(PATIENCE_S)
     for number in range(5):
         background.record(event(str(number)))
-    assert len(said.messages) == 1
+    assert len(log.messages) == 1
     handler.go_on.set()
     background.close(PATIENCE_S)
     assert names(handler.got) == ["first", "0", "1"]
-    assert len(said.messages) == 2
-    assert "3 events" in said.messages[1]
+    assert len(log.messages) == 2
+    assert "3 events" in log.messages[1]
 
 
-def test_handler_that_blocks_for_too_long_is_dropped(said: pytest.LogCaptureFixture) -> None:
+def test_handler_that_blocks_for_too_long_is_dropped(log: pytest.LogCaptureFixture) -> None:
     handler = Blocking()
     background = BackgroundHandler(handler, "mine", call_s_max=0.05)
     background.record(event("stuck"))
@@ -65,14 +65,14 @@ def test_handler_that_blocks_for_too_long_is_dropped(said: pytest.LogCaptureFixt
     assert background.is_dropped
     background.record(event("late"))
     background.close(PATIENCE_S)
-    assert "1 event " in said.messages[1]
-    assert "1 event " in said.messages[2]
+    assert "1 event " in log.messages[1]
+    assert "1 event " in log.messages[2]
     handler.go_on.set()
     assert names(handler.got) == ["stuck"]
     assert handler.calls == []
 
 
-def test_close_waits_no_longer_than_its_limit(said: pytest.LogCaptureFixture) -> None:
+def test_close_waits_no_longer_than_its_limit(log: pytest.LogCaptureFixture) -> None:
     handler = Blocking()
     background = BackgroundHandler(handler, "mine", call_s_max=PATIENCE_S * 10)
     background.record(event("stuck"))
@@ -82,7 +82,7 @@ def test_close_waits_no_longer_than_its_limit(said: pytest.LogCaptureFixture) ->
     assert not background.is_dropped
     background.close(100.0)  # It returns immediately, since a flush has waited for this call.
     assert background.is_dropped
-    assert "2 events" in said.messages[-1]
+    assert "2 events" in log.messages[-1]
     handler.go_on.set()
 
 
@@ -120,7 +120,7 @@ def test_concurrent_flushes_each_wait_for_their_own_events() -> None:
     background.close(PATIENCE_S)
 
 
-def test_handler_that_ends_its_thread_has_failed(said: pytest.LogCaptureFixture) -> None:
+def test_handler_that_ends_its_thread_has_failed(log: pytest.LogCaptureFixture) -> None:
     class Leaving(Keeping):
         def record(self, event: Event) -> None:
             raise SystemExit(event.name)
@@ -130,11 +130,11 @@ def test_handler_that_ends_its_thread_has_failed(said: pytest.LogCaptureFixture)
         background.record(event(str(number)))
     background.close(PATIENCE_S)
     assert background.is_dropped
-    assert f"{FAULTS_MAX} events" in said.messages[-1]
+    assert f"{FAULTS_MAX} events" in log.messages[-1]
 
 
 def test_failed_thread_start_does_not_affect_the_caller(
-    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -144,7 +144,7 @@ def test_failed_thread_start_does_not_affect_the_caller(
     background.record(event())
     background.record(event())
     background.close(PATIENCE_S)
-    assert "2 events" in said.messages[-1]
+    assert "2 events" in log.messages[-1]
 
 
 FORKING = """

@@ -79,7 +79,7 @@ def test_event_is_recorded_unchanged_with_its_time() -> None:
     assert (second.name, second.source, second.metadata) == ("later", later.source, {"step": 1})
 
 
-def test_handler_may_flush_and_replace_itself(said: pytest.LogCaptureFixture) -> None:
+def test_handler_may_flush_and_replace_itself(log: pytest.LogCaptureFixture) -> None:
     other = Keeping()
 
     class GivingUp(Keeping):
@@ -103,7 +103,7 @@ def test_handler_may_flush_and_replace_itself(said: pytest.LogCaptureFixture) ->
     events.flush(PATIENCE_S)
     assert names(handler.got) == ["a", "b", "c"]
     assert names(other.got) == ["d"]
-    assert said.messages == []
+    assert log.messages == []
 
 
 PLUGIN = """

@@ -69,30 +69,30 @@ GUARDED = pytest.mark.parametrize("guarded", [as_event_handler, as_metric_handle
 
 @GUARDED
 def test_repeated_failures_are_reported_once_and_drop_the_handler(
-    guarded: Callable[[Fragile], Callable[[str], object]], said: pytest.LogCaptureFixture
+    guarded: Callable[[Fragile], Callable[[str], object]], log: pytest.LogCaptureFixture
 ) -> None:
     fragile = Fragile()
     send = guarded(fragile)
     for _ in range(FAULTS_MAX + 2):
         send("bad")
     assert fragile.calls == FAULTS_MAX
-    assert len(said.messages) == 2  # The first failure, and that it was dropped.
-    assert "ValueError" in said.messages[0]
+    assert len(log.messages) == 2  # The first failure, and that it was dropped.
+    assert "ValueError" in log.messages[0]
 
 
 @GUARDED
 def test_handler_that_recovers_is_kept(
-    guarded: Callable[[Fragile], Callable[[str], object]], said: pytest.LogCaptureFixture
+    guarded: Callable[[Fragile], Callable[[str], object]], log: pytest.LogCaptureFixture
 ) -> None:
     fragile = Fragile()
     send = guarded(fragile)
     for item in ("bad", "bad", "good") * FAULTS_MAX:
         send(item)
     assert fragile.calls == 3 * FAULTS_MAX
-    assert len(said.messages) == 1
+    assert len(log.messages) == 1
 
 
-def test_missed_events_are_reported_once(said: pytest.LogCaptureFixture) -> None:
+def test_missed_events_are_reported_once(log: pytest.LogCaptureFixture) -> None:
     handler = Failing()
     safe = SafeHandler(handler, "mine")
     for number in range(FAULTS_MAX + 2):
@@ -100,8 +100,8 @@ def test_missed_events_are_reported_once(said: pytest.LogCaptureFixture) -> None
     safe.close(0)
     safe.close(0)
     assert handler.calls == []  # A dropped handler is not even closed.
-    assert len(said.messages) == 3
-    assert f"{FAULTS_MAX + 2} events" in said.messages[2]
+    assert len(log.messages) == 3
+    assert f"{FAULTS_MAX + 2} events" in log.messages[2]
 
 
 def test_failing_observer_does_not_affect_the_others() -> None:

@@ -60,9 +60,9 @@ def test_first_exception_of_a_chain_decides_whom_it_blames() -> None:
 
 
 def test_watchdog_abort_is_about_a_peer() -> None:
-    said = (
+    output = (
         "terminate called after throwing an instance of 'c10::DistBackendError'\n"
         "  what():  [PG 0] Process group watchdog thread terminated with exception: timeout\n"
     )
-    assert complaints.aborts_about_a_peer(said)
+    assert complaints.aborts_about_a_peer(output)
     assert not complaints.aborts_about_a_peer("double free or corruption (out)\n")

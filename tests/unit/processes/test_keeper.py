@@ -92,7 +92,7 @@ class Kept:
     def python(self, key: int, code: str, **how: Any) -> None:
         self.spawn(key, [*PYTHON, code], **how)
 
-    def said(self, key: int = 0) -> str:
+    def output(self, key: int = 0) -> str:
         """Return everything that a worker and its children wrote, when they have closed the stream."""
         with open(self.outputs.pop(key), errors="surrogateescape") as stream:
             return stream.read()
@@ -162,16 +162,16 @@ def test_descriptors_may_swap_numbers_and_have_a_limit(kept: Kept) -> None:
     one, two = os.pipe(), os.pipe()
     code = f"import os; os.write({one[1]}, b'to two'); os.write({two[1]}, b'to one')"
     kept.python(0, code, fds={one[1]: two[1], two[1]: one[1]})
-    for (read, write), said in ((one, "to one"), (two, "to two")):
+    for (read, write), output in ((one, "to one"), (two, "to two")):
         os.close(write)
         with open(read) as stream:
-            assert stream.read() == said
+            assert stream.read() == output
     with open(os.devnull) as null:
         with pytest.raises(UsageError):
             kept.keeper.spawn(0, ["true"], env={}, cwd="/", fds=dict.fromkeys(range(300), 0))
         as_many = {100 + number: null.fileno() for number in range(240)}
         kept.python(1, WRITES_FDS, fds=as_many)
-    assert kept.said(1).split() == [*"012", *map(str, as_many)]
+    assert kept.output(1).split() == [*"012", *map(str, as_many)]
 
 
 def test_events_of_many_workers_can_be_read_late(kept: Kept) -> None:
@@ -215,7 +215,7 @@ def test_unstartable_worker_reports_why(kept: Kept, tmp_path: Path) -> None:
     exitcode, error = kept.outcome(2)
     assert (exitcode, error and error[0]) == (127, errno.ENOENT)
     assert kept.outcome(3) == (127, (errno.E2BIG, PYTHON[0]))
-    assert kept.said(4) == "100000\n"
+    assert kept.output(4) == "100000\n"
     plain.chmod(0o755)
     kept.spawn(5, [str(plain)])
     assert kept.outcome(5) == (126, (errno.ENOEXEC, str(plain)))
@@ -228,7 +228,7 @@ def test_worker_has_only_its_own_descriptors(kept: Kept) -> None:
         for one in (kept, late):
             one.python(0, WAITS)
             one.python(1, WRITES_FDS, fds={9: null.fileno()})
-            assert one.said(1) == "0 1 2 9\n"
+            assert one.output(1) == "0 1 2 9\n"
         late.close()
 
 
@@ -240,7 +240,7 @@ def test_commands_have_the_default_actions_and_an_empty_mask() -> None:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     kept.spawn(0, ["grep", "-E", "SigBlk|SigIgn", "/proc/self/status"])
-    assert [signals_of(line.split()[1]) for line in kept.said().splitlines()] == [set(), set()]
+    assert [signals_of(line.split()[1]) for line in kept.output().splitlines()] == [set(), set()]
     kept.close()
 
 
@@ -433,8 +433,8 @@ def test_forked_keeper_runs_calls_with_the_agents_memory_and_none_of_its_own_des
         kept.spawn(key, None, call=key)
     kept.spawn(0, None, env={"WHO": "me"}, call=0)
     assert kept.outcome() == (5, None)
-    said, who, cwd, *fds = kept.said().split()
-    assert (said, who, cwd) == (secret, "me", "/")
+    output, who, cwd, *fds = kept.output().split()
+    assert (output, who, cwd) == (secret, "me", "/")
     assert len(set(fds) - ours) <= 1, "more than the listing's own"
     kept.close()
 

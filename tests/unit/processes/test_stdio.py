@@ -92,17 +92,17 @@ def test_agent_works_without_standard_streams(
 
 
 def read_all(master: int) -> bytes:
-    said = b""
+    output = b""
     while True:
         try:
             piece = os.read(master, 65536)
         except OSError as problem:
             if problem.errno != errno.EIO:
                 raise
-            return said  # The last process with the terminal open has exited.
+            return output  # The last process with the terminal open has exited.
         if not piece:
-            return said
-        said += piece
+            return output
+        output += piece
 
 
 @pytest.mark.parametrize("method", ["command", "fork"])
@@ -117,10 +117,10 @@ def test_workers_see_the_agents_terminal(agent: Any, tmp_path: Path, method: str
         agent(method, script), stdin=slave, stdout=slave, stderr=slave, start_new_session=True
     )
     os.close(slave)
-    said = read_all(master)
+    output = read_all(master)
     os.close(master)
     assert started.wait(PATIENCE_S) == 0
-    lines = said.decode().split("\r\n")
+    lines = output.decode().split("\r\n")
     assert "\r" not in "".join(lines), "carriage returns were doubled"
     assert "\n" not in "".join(lines)
     assert lines[-1] == ""

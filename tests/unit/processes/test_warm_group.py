@@ -59,7 +59,7 @@ class Started:
         self.contexts.append(context)
         return context
 
-    def said(self, context: PContext) -> list[str]:
+    def output(self, context: PContext) -> list[str]:
         """Wait until all workers have exited, and return their output."""
         result = context.wait(PATIENCE_S)
         assert result is not None
@@ -94,7 +94,7 @@ def test_lost_zygote_is_restarted_while_workers_run(started: Started) -> None:
     assert context.running() == {0}
     assert set(children_of(started.keeper.pid)) >= {*started.warm.pids(), *context.pids().values()}
     context.close(signal.SIGKILL)
-    assert started.said(started.context(TELLS)) == ["warm 0\n"]
+    assert started.output(started.context(TELLS)) == ["warm 0\n"]
 
 
 def test_failed_start_cancels_its_requests(
@@ -114,5 +114,5 @@ def test_failed_start_cancels_its_requests(
         started.context("open('ran', 'w')", "pass")
     monkeypatch.undo()
     os.chdir(started.folder)
-    assert started.said(started.context(TELLS)) == ["warm 0\n"]
+    assert started.output(started.context(TELLS)) == ["warm 0\n"]
     assert not (started.folder / "ran").exists()

@@ -73,8 +73,8 @@ def test_zygote_lost_three_times_is_not_restarted(
     assert not harness.warm.takes(harness.argv, harness.env, {})
     assert harness.warm.fileno() == -1
     assert harness.warm.pids() == [] or not harness.warm.pids()[1:]
-    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert len(said) == 1
+    output = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(output) == 1
     assert harness.run(warm=False).out == "cold\n"
 
 

@@ -40,13 +40,13 @@ def preloaded(
 def test_unimportable_modules_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "raises.py").write_text("raise ValueError('one\\nreason')")
     (tmp_path / "leaves.py").write_text("import sys; sys.exit(3)")
-    said = preloaded(tmp_path, caplog, "raises", "no.such", "leaves", "json.tool")
+    output = preloaded(tmp_path, caplog, "raises", "no.such", "leaves", "json.tool")
     expected = (
         "raises: ValueError: one reason",
         "no.such: ModuleNotFoundError",
         "leaves: SystemExit",
     )
-    assert all(text in line for text, line in zip(expected, said, strict=True)), said
+    assert all(text in line for text, line in zip(expected, output, strict=True)), output
 
 
 def test_a_module_that_opens_a_gpu_ends_preloading(
@@ -57,9 +57,9 @@ def test_a_module_that_opens_a_gpu_ends_preloading(
     with Harness("-c", "pass", cwd=tmp_path, modules=["torch", "uses"]) as harness:
         assert not harness.warm.takes(harness.argv, harness.env, {})
         assert harness.warm.fileno() == -1
-        (said,) = caplog.messages
-        assert "uses" in said
-        assert "CUDA" in said
+        (output,) = caplog.messages
+        assert "uses" in output
+        assert "CUDA" in output
         harness.warm.prepare(harness.keeper)
         assert harness.warm.fileno() == -1
         assert harness.run(warm=False).exitcode == 0

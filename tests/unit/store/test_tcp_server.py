@@ -715,13 +715,12 @@ def test_forked_child_is_a_client_of_its_parents_server() -> None:
 KEY = bytes(range(32))
 GENERATION = 5
 US, B, C = "127.0.0.1", "127.0.0.2", "127.0.0.3"
-Said = list[str]
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> Said:
+def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The warnings of the store and of agents."""
-    lines: Said = []
+    lines: list[str] = []
     monkeypatch.setattr(console, "warning", lines.append)
     return lines
 
@@ -797,7 +796,7 @@ def values(prefix: str) -> list[bytes]:
 
 
 def test_early_worker_is_held_until_its_agent_attests(
-    serve: Callable[..., TcpStoreServer], said: Said
+    serve: Callable[..., TcpStoreServer], warned: list[str]
 ) -> None:
     server = serve("hosts")
     with connect(server, B) as early, connect(server, C) as stranger:
@@ -812,7 +811,7 @@ def test_early_worker_is_held_until_its_agent_attests(
         stranger.settimeout(0)
         with pytest.raises(BlockingIOError):
             stranger.recv(1)
-    assert said == []
+    assert warned == []
 
 
 @pytest.mark.parametrize(
@@ -833,21 +832,21 @@ def test_proof_for_another_generation_is_refused(
 
 
 def test_host_without_attestation_in_time_is_refused_and_named_once(
-    serve: Callable[..., TcpStoreServer], said: Said, monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., TcpStoreServer], warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_module, "HELD_S", 0.05)
     server = serve("hosts")
     for _ in range(3):
         with connect(server, B) as stranger:
             assert not is_served(stranger)
-    (line,) = said
+    (line,) = warned
     assert B in line
     assert "store=open" in line
 
 
 @pytest.mark.parametrize("mode", ["hosts", "private"])
 def test_store_without_a_key_serves_only_its_own_host(
-    serve: Callable[..., TcpStoreServer], said: Said, mode: str
+    serve: Callable[..., TcpStoreServer], warned: list[str], mode: str
 ) -> None:
     server = serve(mode, b"")
     with connect(server, B) as other, connect(server, US) as own:
@@ -856,7 +855,7 @@ def test_store_without_a_key_serves_only_its_own_host(
 
 
 def test_open_store_serves_every_host_and_accepts_attestations(
-    serve: Callable[..., TcpStoreServer], said: Said
+    serve: Callable[..., TcpStoreServer], warned: list[str]
 ) -> None:
     server = serve("open")
     with connect(server, B) as early, connect(server, C) as stranger:
@@ -870,7 +869,7 @@ def test_open_store_serves_every_host_and_accepts_attestations(
 
 
 def test_unattested_host_cannot_fill_an_open_store(
-    serve: Callable[..., TcpStoreServer], said: Said, monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., TcpStoreServer], warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (host_admission, loop_module):
         monkeypatch.setattr(module, "BYTES_MAX", 4 << 20)
@@ -885,11 +884,11 @@ def test_unattested_host_cannot_fill_an_open_store(
         assert server._loop._space.bytes_held <= 1 << 20
         own.sendall(b"\x01" + blob(b"mine") + blob(bytes(2 << 20)) + PING)
         assert own.recv(4) == PONG
-    assert "hosts outside of this job" in said[0]
+    assert "hosts outside of this job" in warned[0]
 
 
 def test_incomplete_requests_count_against_a_share(
-    serve: Callable[..., TcpStoreServer], said: Said, monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., TcpStoreServer], warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (host_admission, loop_module):
         monkeypatch.setattr(module, "BYTES_MAX", 4 << 20)
@@ -903,7 +902,7 @@ def test_incomplete_requests_count_against_a_share(
 
 
 def test_attested_host_cannot_fill_the_store_alone(
-    serve: Callable[..., TcpStoreServer], said: Said, monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., TcpStoreServer], warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (host_admission, loop_module):
         monkeypatch.setattr(module, "BYTES_MAX", 4 << 20)
@@ -918,7 +917,10 @@ def test_attested_host_cannot_fill_the_store_alone(
 
 @pytest.mark.parametrize("speaks", [True, False])
 def test_host_with_many_connections_does_not_block_others(
-    serve: Callable[..., TcpStoreServer], said: Said, monkeypatch: pytest.MonkeyPatch, speaks: bool
+    serve: Callable[..., TcpStoreServer],
+    warned: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    speaks: bool,
 ) -> None:
     monkeypatch.setattr(loop_module, "HALF_OPEN_MAX", 20)
     monkeypatch.setattr(loop_module, "_connections_possible", lambda: 60)
@@ -947,7 +949,7 @@ def ended(one: HostAttestation) -> None:
 
 
 def test_attestation_is_retried_until_the_store_listens(
-    serve: Callable[..., TcpStoreServer], said: Said
+    serve: Callable[..., TcpStoreServer], warned: list[str]
 ) -> None:
     with socket.socket(socket.AF_INET6) as held:
         held.bind(("::", 0))
@@ -961,14 +963,14 @@ def test_attestation_is_retried_until_the_store_listens(
         ended(word)
         assert word._succeeded
         server.close()
-    assert said == []
+    assert warned == []
 
 
 @pytest.mark.parametrize(
     ("host", "optional"), [(US, False), ("no such host.invalid", False), (US, True)]
 )
 def test_failed_attestation_is_reported_in_one_line(
-    said: Said, monkeypatch: pytest.MonkeyPatch, host: str, optional: bool
+    warned: list[str], monkeypatch: pytest.MonkeyPatch, host: str, optional: bool
 ) -> None:
     monkeypatch.setattr(attestation, "ATTEST_S", 0.1)
     with socket.socket() as bound:
@@ -977,11 +979,11 @@ def test_failed_attestation_is_reported_in_one_line(
         word = HostAttestation(host, port, KEY, GENERATION, optional=optional)
         word.start()
         ended(word)
-    assert len(said) == (0 if optional else 1)
-    assert all(f"{host}:{port}" in line for line in said)
+    assert len(warned) == (0 if optional else 1)
+    assert all(f"{host}:{port}" in line for line in warned)
 
 
-def test_cancelled_attestation_prints_nothing(said: Said) -> None:
+def test_cancelled_attestation_prints_nothing(warned: list[str]) -> None:
     with socket.create_server((US, 0)) as silent:
         word = HostAttestation(US, silent.getsockname()[1], KEY, GENERATION)
         word.start()
@@ -990,7 +992,7 @@ def test_cancelled_attestation_prints_nothing(said: Said) -> None:
             assert peer.recv(1000)
             word.cancel()
             ended(word)
-    assert said == []
+    assert warned == []
 
 
 # Forwarding: the agent's port for its own workers, in front of a private store of another node.
@@ -1027,7 +1029,7 @@ def worker_store(port: int, timeout_s: float = PATIENCE_S) -> TCPStore:
 
 
 def test_workers_use_the_store_through_the_forwarder(
-    store: TcpStoreServer, forward: Callable[..., int], said: list[str]
+    store: TcpStoreServer, forward: Callable[..., int], warned: list[str]
 ) -> None:
     port = forward(store.port)
     with worker_store(port) as one, worker_store(port) as other:
@@ -1038,21 +1040,21 @@ def test_workers_use_the_store_through_the_forwarder(
         one.set("late", "")
         waiter.join(PATIENCE_S)
         assert not waiter.is_alive()
-    assert said == []
+    assert warned == []
 
 
 def test_forwarder_without_the_key_is_refused(
-    store: TcpStoreServer, forward: Callable[..., int], said: list[str]
+    store: TcpStoreServer, forward: Callable[..., int], warned: list[str]
 ) -> None:
     with pytest.raises(DistNetworkError):
         worker_store(store.port, 1)
     with pytest.raises(DistNetworkError):
         worker_store(forward(store.port, bytes(32)), 1)
-    assert any("store=private" in line for line in said)
+    assert any("store=private" in line for line in warned)
 
 
 def test_forwarder_refuses_another_user(
-    store: TcpStoreServer, forward: Callable[..., int], said: list[str]
+    store: TcpStoreServer, forward: Callable[..., int], warned: list[str]
 ) -> None:
     port = forward(store.port)
 
@@ -1061,29 +1063,29 @@ def test_forwarder_refuses_another_user(
             return "refused" if one.recv(1) == b"" else "served"
 
     assert as_user(STRANGER, attack) == "refused"
-    assert str(STRANGER) in said[0]
+    assert str(STRANGER) in warned[0]
 
 
 def test_unreachable_store_closes_the_connection_and_is_named(
-    forward: Callable[..., int], said: list[str]
+    forward: Callable[..., int], warned: list[str]
 ) -> None:
     with socket.socket() as bound:
         bound.bind((US, 0))
         port = bound.getsockname()[1]
         with socket.create_connection((US, forward(port)), PATIENCE_S) as worker:
             assert worker.recv(1) == b""
-    assert f"{US}:{port}" in said[0]
+    assert f"{US}:{port}" in warned[0]
 
 
 def test_unresponsive_store_times_out(
-    forward: Callable[..., int], said: list[str], monkeypatch: pytest.MonkeyPatch
+    forward: Callable[..., int], warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarding, "PROVE_S", 0.1)
     with socket.create_server((US, 0)) as silent:
         port = forward(silent.getsockname()[1])
         with socket.create_connection((US, port), PATIENCE_S) as worker:
             assert worker.recv(1) == b""
-    assert len(said) == 1
+    assert len(warned) == 1
 
 
 def test_failed_forwarder_is_reported_and_a_forked_child_has_no_copy(
@@ -1112,7 +1114,7 @@ def test_failed_forwarder_is_reported_and_a_forked_child_has_no_copy(
 
 
 def test_tampering_closes_a_forwarded_connection(
-    store: TcpStoreServer, forward: Callable[..., int], said: list[str]
+    store: TcpStoreServer, forward: Callable[..., int], warned: list[str]
 ) -> None:
     """An attacker in the middle changes one bit of a worker's data."""
 
@@ -1141,4 +1143,4 @@ def test_tampering_closes_a_forwarded_connection(
                 assert worker.recv(4) == b""
                 for thread in threads:
                     thread.join(PATIENCE_S)
-    assert said
+    assert warned

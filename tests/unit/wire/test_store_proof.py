@@ -97,11 +97,11 @@ def streams() -> tuple[SealedStream, SealedStream]:
 
 @pytest.mark.parametrize("size", [1, CHUNK_BYTES, 3 * CHUNK_BYTES + 5])
 def test_sealed_stream_delivers_both_directions_unchanged(size: int) -> None:
-    said = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    output = bytes(range(256)) * (size // 256) + bytes(size % 256)
     for sends, receives in (streams(), streams()[::-1]):
-        sealed = sends.seal(said) + sends.seal(b"more")
+        sealed = sends.seal(output) + sends.seal(b"more")
         pieces = [sealed[at : at + 70_001] for at in range(0, len(sealed), 70_001)]
-        assert b"".join(map(receives.open, pieces)) == said + b"more"
+        assert b"".join(map(receives.open, pieces)) == output + b"more"
 
 
 @pytest.mark.parametrize(
