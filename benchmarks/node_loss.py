@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Twice the time after which torchrun's rendezvous considers a silent node dead.
 LOSS_S_MAX = 30.0
 CONNECT_S_MAX = 30.0
-LOOK_AGAIN_S = 0.02
+POLL_S = 0.02
 # By then, a standby that has connected is on the waiting list.
 LISTED_S = 2.0
 
@@ -74,5 +74,5 @@ def _wait_until_listed(job: Nodes, agent: Agent) -> None:
     while not job.has_connected(agent):
         if time.monotonic() > deadline:
             raise BenchmarkError(f"the standby did not connect{job.output_ends()}")
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(POLL_S)
     time.sleep(LISTED_S)

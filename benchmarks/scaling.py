@@ -20,7 +20,7 @@ FEW, MANY = 1_000, 10_000
 FLEET_S_MAX = 120.0
 SIMULATED_NODES, SIMULATED_MINUTES, SEEDS = 32, 10, 5
 SIMULATION_S_MAX = 120.0
-STRANGERS, ATTEMPTS = 4_500, 5
+ATTACKERS, ATTEMPTS = 4_500, 5
 FLOOD_S_MAX = 120.0
 CONNECT_S_MAX = 13.0  # The time limit of an agent's connection and handshake.
 
@@ -45,7 +45,7 @@ def measure_connection_flood(lab: Lab, _: str) -> Samples:
     """How long an agent takes to join while strangers hold connections of three kinds."""
     samples: Samples = {}
     for kind in ("silent", "byte", "hello"):
-        found = lab.figures_of("connection_flood.py", (kind, STRANGERS, ATTEMPTS), FLOOD_S_MAX)
+        found = lab.figures_of("connection_flood.py", (kind, ATTACKERS, ATTEMPTS), FLOOD_S_MAX)
         samples[kind] = [NEVER if took_s is None else took_s for took_s in found["in_s"]]
     return samples
 

@@ -28,17 +28,17 @@ def measure_token_cost(lab: Lab, _: str) -> Samples:
     restarts = _in_turns(JOBS, lambda sealed: restart_s(lab, 2, _flags(sealed=sealed)))
     rounds: dict[bool, list[float]] = {False: [], True: []}
 
-    def told(sealed: bool) -> list[float]:
+    def restart_times(sealed: bool) -> list[float]:
         found = fleet(lab, FEW, FLEET_PAUSE_S, *([TOKEN] if sealed else []))
         rounds[sealed].append(found["formed_s"])
         return list(found["restarts_s"])
 
-    all_told = _in_turns(FLEETS, told)
+    all_restart_times = _in_turns(FLEETS, restart_times)
     return {
         "start": [_ratio(starts)],
         "restart": [_ratio(restarts)],
         "round": [_ratio(rounds)],
-        "told": [_ratio(all_told)],
+        "told": [_ratio(all_restart_times)],
     }
 
 

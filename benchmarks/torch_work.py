@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 RESTARTED, STARTED = 2, 8
 KILLS = 4
-MEETINGS = 5
+JOINS = 5
 LOAD_S = 2.0
 LOAD_S_MAX = 120.0
 NS_PER_MS = 1e6
-WARM = ("--preload", "torch")
+PRELOAD_TORCH = ("--preload", "torch")
 
 
 def measure_restart(lab: Lab, launcher: str) -> Samples:
     """Kill a worker that has imported torch, several times within one job."""
-    flags = ("--max-restarts", str(KILLS), *(WARM if launcher == HOLDFAST else ()))
+    flags = ("--max-restarts", str(KILLS), *(PRELOAD_TORCH if launcher == HOLDFAST else ()))
     launch = Launch("stamp_torch.py", RESTARTED, flags=flags, held=True)
     return restarts(lab, launcher, launch, KILLS)
 
 
 def measure_start(lab: Lab, launcher: str) -> Samples:
     """Start workers that import torch, all at once."""
-    flags = WARM if launcher == HOLDFAST else ()
+    flags = PRELOAD_TORCH if launcher == HOLDFAST else ()
     with lab.start(launcher, Launch("stamp_torch.py", STARTED, flags=flags)) as job:
         job.wait()
         stamps = job.wait_for_stamps(STARTED)
@@ -43,16 +43,16 @@ def measure_start(lab: Lab, launcher: str) -> Samples:
     return {"last": [max(after_ms)], "first": [min(after_ms)]}
 
 
-def measure_meeting(workers: int, lab: Lab, launcher: str) -> Samples:
+def measure_join(workers: int, lab: Lab, launcher: str) -> Samples:
     """Let workers join a gloo group, several times within one job."""
-    env = {"BENCH_TIMES": str(MEETINGS), **QUICK_NAMES}
+    env = {"BENCH_TIMES": str(JOINS), **QUICK_NAMES}
     samples = []
     with lab.start(launcher, Launch("join_process_group.py", workers, env=env, held=True)) as job:
-        for meeting in range(MEETINGS):
-            job.wait_for_stamps(workers, generation=2 * meeting)
+        for turn in range(JOINS):
+            job.wait_for_stamps(workers, generation=2 * turn)
             began_ns = time.monotonic_ns()
             job.let_go()
-            stamps = job.wait_for_stamps(workers, generation=2 * meeting + 1)
+            stamps = job.wait_for_stamps(workers, generation=2 * turn + 1)
             samples.append((max(stamp.reached_ns for stamp in stamps) - began_ns) / NS_PER_MS)
         job.wait()
     return {"met": samples[1:]}  # The first time also loads gloo's libraries.
@@ -64,7 +64,7 @@ def measure_load(clients: int, lab: Lab, launcher: str) -> Samples:
     return {"speed": [found["per_s"]]}
 
 
-measure_gloo_8, measure_gloo_32 = (partial(measure_meeting, count) for count in (8, 32))
+measure_gloo_8, measure_gloo_32 = (partial(measure_join, count) for count in (8, 32))
 measure_load_1, measure_load_16, measure_load_64 = (
     partial(measure_load, count) for count in (1, 16, 64)
 )

@@ -24,7 +24,7 @@ VIEWED_NODES, VIEWED_RANKS, VIEWED_EVERY_S, VIEWED_UPDATES = 125, 8, 1.0, 10
 VIEWING_S_MAX = 60.0
 FOLLOWED_BYTES = 300_000_000
 FOLLOWING_S_MAX = 60.0
-LOOK_AGAIN_S = 0.05
+POLL_S = 0.05
 END_S_MAX = 10.0
 
 
@@ -75,5 +75,5 @@ def _socket_in(folder: Path, agent: subprocess.Popen[bytes]) -> str:
         found = [*folder.glob("*.sock")]
         if found:
             return str(found[0])
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(POLL_S)
     raise BenchmarkError("cannot connect to the agent")

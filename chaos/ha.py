@@ -154,12 +154,12 @@ class LongJob(Job):
             if any(map(is_small, self.faults[before:])):
                 self._wait(SMALL_S)
             over = time.monotonic()
-            stalled = self._await_going(f"the job does not continue after {tell(now)}")
+            stalled = self._await_going(f"the job does not continue after {describe_faults(now)}")
             done += len(now)
             found = violations(self.record([], stalled))
             took = f"{over - begin:5.1f} s, and {time.monotonic() - over:4.1f} s until recovery"
             verdict = f"BROKEN: {'; '.join(found)}" if found else "ok"
-            self._report(f"{done:4}  {tell(now):60}  {took}  {verdict}")
+            self._report(f"{done:4}  {describe_faults(now):60}  {took}  {verdict}")
             if found:
                 return stalled or "the rest of the plan was skipped"
         return ""
@@ -193,7 +193,7 @@ class LongJob(Job):
         return left
 
 
-def tell(faults: list[tuple[float, str, int, float]]) -> str:
+def describe_faults(faults: list[tuple[float, str, int, float]]) -> str:
     return " with ".join(
         f"{kind} {number}" + (f" for {length_s:g} s" if length_s else "")
         for _, kind, number, length_s in faults

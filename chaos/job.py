@@ -24,7 +24,7 @@ from holdfast.etcd.runner import environment, find_binary
 
 PORT = 29400
 ETCD_PORT = 2379
-LOOK_AGAIN_S = 0.02
+POLL_S = 0.02
 GOING_S_MAX = 60.0
 GOING_FOR_S = 0.5
 END_S_MAX = 60.0
@@ -306,7 +306,7 @@ class Job:
                 self._undo_fault(*one[1:])
             for machine in self.machines:
                 machine.look(start_again=not self._is_down(machine.number))
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_S)
 
     def _is_down(self, number: int) -> bool:
         return any(kind in DOWN and which == number for _, kind, which in self._undo)
@@ -403,7 +403,7 @@ class Job:
             )
             if is_whole and is_over and self._is_healthy():
                 return ""
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_S)
         return f"{otherwise} within {self.going_s_max:g} s"
 
     def _is_healthy(self) -> bool:
@@ -418,7 +418,7 @@ class Job:
             if all(machine.agent is None for machine in self.machines):
                 codes = [machine.ends[-1].code for machine in self.machines]
                 return f"the agents ended with {codes}" if any(codes) else ""
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_S)
         return f"the job did not end {END_S_MAX:g} s after its work was finished"
 
     def _entries_since(self, since: float) -> list[Entry]:
@@ -436,7 +436,7 @@ class Job:
             pids = marked(f"CHAOS_MARK={self.mark}-")
             if not pids or time.monotonic() > deadline:
                 break
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_S)
         left = [f"process {pid}: {_read(pid, 'cmdline')[:80]!r}" for pid in pids]
         for pid in pids:
             send(pid, signal.SIGKILL)

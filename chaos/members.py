@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from holdfast.etcd.cluster_list import ClusterList
 
-LOOK_AGAIN_S = 0.25
+POLL_S = 0.25
 
 
 async def main(run_id: str, machines: str) -> None:
@@ -33,7 +33,7 @@ async def main(run_id: str, machines: str) -> None:
         at_ns = time.monotonic_ns()
         seen = await asyncio.gather(*(see(of, number, tls) for number in range(len(of.machines))))
         print(at_ns, *seen, flush=True)
-        await asyncio.sleep(LOOK_AGAIN_S)
+        await asyncio.sleep(POLL_S)
 
 
 async def see(of: ClusterList, number: int, tls: ssl.SSLContext | None) -> str:

@@ -13,7 +13,7 @@ import subprocess
 import time
 
 NOWHERE = "02:00:00:00:00:99"  # An address that no interface has.
-LOOK_AGAIN_S = 0.01
+POLL_S = 0.01
 PATIENCE_S = 60
 SWITCH_ADDRESS = "10.77.0.254"
 
@@ -113,7 +113,7 @@ class Network:
         deadline = time.monotonic() + PATIENCE_S
         while os.readlink(f"/proc/{sleeper.pid}/exe").rpartition("/")[2] != "sleep":
             assert time.monotonic() < deadline
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_S)
         return sleeper.pid
 
     def _run(self, pid: int, command: str) -> None:

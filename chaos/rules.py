@@ -147,14 +147,14 @@ def numbers_do_not_decrease(record: Record) -> Iterator[str]:
 def generations_do_not_overlap(record: Record) -> Iterator[str]:
     """No worker does anything once a worker of a later generation has started."""
     newest = Entry(0.0, "", 0, 0, 0, 0, -1, -1, -1)
-    told: set[int] = set()
+    reported: set[int] = set()
     for one in record.entries:
         if one.event == "start" and one.fence > newest.fence:
             newest = one
-        elif one.fence < newest.fence and one.event in ALIVE and one.pid not in told:
+        elif one.fence < newest.fence and one.event in ALIVE and one.pid not in reported:
             if _was_frozen(record, one) or not (record.safe or _is_in_touch(record, one)):
                 continue
-            told.add(one.pid)
+            reported.add(one.pid)
             yield (
                 f"rank {one.rank} of generation {one.generation} on machine {one.machine} was "
                 f"{one.event} {one.at_s - newest.at_s:.3f} s after generation {newest.generation} began"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 STEPS, STEPS_BETWEEN = 190, 25  # In total, and between two disturbances.
 STEP_SECONDS = 0.03
 PATIENCE_S = 60.0  # The longest wait for anything.
-LOOK_AGAIN_S = 0.02
+POLL_S = 0.02
 SAME = 1e-9  # Sums over another number of workers round differently in the last digits.
 # Each node imports these once, instead of each worker. The first optimizer imports torch._dynamo,
 # which takes as long as torch itself.
@@ -159,7 +159,7 @@ class Demo:
                 raise SystemExit(
                     f"{otherwise}; output of node A:\n{self.output_of('A').read_text()}"
                 )
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_S)
 
     def listen(self) -> None:
         """Print Holdfast's messages on node A; the other nodes print nearly the same."""

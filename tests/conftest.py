@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from real_etcd import Etcd
 
 PATIENCE_S = 30.0
-LOOK_AGAIN_S = 0.01
+POLL_S = 0.01
 BEGINNING_LOOKS = 100  # Checks of a program that is just starting, a millisecond apart.
 MARK = "HOLDFAST_TESTS"
 HOME = pytest.StashKey[str]()
@@ -130,7 +130,7 @@ def leaves_nothing_behind() -> Iterator[None]:
     deadline = time.monotonic() + PATIENCE_S
     while leaked and time.monotonic() < deadline:
         gc.collect()  # A file in a reference cycle, such as that of a traceback, is not a leak.
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(POLL_S)
         leaked = Snapshot().beyond(before)
     if leaked:
         _kill(Snapshot().processes - before.processes - _multiprocessing_servants()[0])

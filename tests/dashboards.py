@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-LOOK_AGAIN_S = 0.05
+POLL_S = 0.05
 
 
 def await_agents(*pids: int) -> str:
@@ -34,7 +34,7 @@ def await_agents(*pids: int) -> str:
         if len(ours) == len(pids):
             return ours[0]
         assert time.monotonic() < deadline, found
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(POLL_S)
 
 
 class Answer(NamedTuple):

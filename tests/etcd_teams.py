@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from real_etcd import Etcd
 
-LOOK_AGAIN_S = 0.01
+POLL_S = 0.01
 LEASE_S = 2
 SOON_LOST = "keep_alive_interval=0.4,keep_alive_max_attempt=5"
 """The shortest possible lease. Only for tests of losses, because a busy machine may be silent for long."""
@@ -91,7 +91,7 @@ class EtcdTeam(Cluster):
             running = [one for one in self.agents.values() if one.process.poll() is None]
             assert running, f"nobody is left: {self.said_by_all()}"
             assert time.monotonic() < deadline, f"{leader!r} leads: {self.said_by_all()}"
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_S)
 
     def await_unharmed(self, is_so: Callable[[], bool]) -> None:
         """Wait until a condition holds. Leases are renewed meanwhile, even if the machine is slow."""
@@ -101,7 +101,7 @@ class EtcdTeam(Cluster):
             if is_so():
                 return
             assert time.monotonic() < deadline, self.said_by_all()
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_S)
 
     def left(self) -> dict[str, Leaf]:
         """Return all keys of the job, by name."""
@@ -112,7 +112,7 @@ class EtcdTeam(Cluster):
         deadline = time.monotonic() + PATIENCE_S
         while set(left := self.left()) != set(names):
             assert time.monotonic() < deadline, f"there is {left}: {self.said_by_all()}"
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_S)
         return left
 
     def said_by_all(self) -> dict[str, str]:

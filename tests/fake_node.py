@@ -156,10 +156,10 @@ class FakeNode(msgspec.Struct):
         if self.role in (None, NodeRole.CLOSED) or (self.has_workers and self.slow):
             return False
         self.has_workers = False
-        told = (self.term, self.clear) <= (self.reported_term, self.reported_clear)
-        news = self.phase is not NodePhase.READY or not told
+        received = (self.term, self.clear) <= (self.reported_term, self.reported_clear)
+        is_new = self.phase is not NodePhase.READY or not received
         self.phase, self.failure, self.report = NodePhase.READY, None, b""
-        return news
+        return is_new
 
     def fail(self, *, retryable: bool = True, sudden: bool = False, report: bytes = b"") -> Status:
         """Report that one of its workers failed."""

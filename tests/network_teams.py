@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from chaos.network import address
 from real_jobs import PATIENCE_S, Watched
-from real_teams import LOOK_AGAIN_S, QUICK, SOON_SILENT, Cluster
+from real_teams import POLL_S, QUICK, SOON_SILENT, Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,7 +74,7 @@ class NetworkCluster(Cluster):
                     rows = [row.split() for row in sockets][1:]
                 if any(row[1].endswith(wanted) and row[3] == LISTENING for row in rows):
                     return
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_S)
 
     def check_port_is_free(self) -> None:
         """Do nothing: the port is in a network that ends with its node."""
@@ -86,24 +86,24 @@ from holdfast.store.from_env import from_environment
 store = from_environment()
 store.set(f"here{RANK}", AGENT)
 store.wait([f"here{rank}" for rank in range(int(E["WORLD_SIZE"]))])
-tell(f"met {AGENT} {NUMBER}")
+send(f"connected {AGENT} {NUMBER}")
 obey()
 """
 
 
-def meeting(cluster: NetworkCluster, *names: str) -> dict[str, int]:
+def wait_for_group(cluster: NetworkCluster, *names: str) -> dict[str, int]:
     """Wait until these agents' workers have connected in one generation; return their processes."""
-    met: dict[str, dict[str, int]] = {}
+    groups: dict[str, dict[str, int]] = {}
     while True:
-        words = cluster.news.next()
+        words = cluster.messages.next()
         cluster.workers.append(Watched(int(words[-1])))
-        if words[0] != "met":
+        if words[0] != "connected":
             continue
         _, agent, generation, pid = words
-        mates = met.setdefault(generation, {})
-        mates[agent] = int(pid)
-        if set(mates) == set(names):
-            return mates
+        group = groups.setdefault(generation, {})
+        group[agent] = int(pid)
+        if set(group) == set(names):
+            return group
 
 
 def finish(pids: dict[str, int]) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Found = TypeVar("Found")
 
-LOOK_AGAIN_S = 0.01
+POLL_S = 0.01
 
 # Put before a script: `obey` waits for an order to continue (SIGUSR1), which may arrive earlier.
 ORDERS = """
@@ -101,7 +101,7 @@ def until(look: Callable[[], Found | None]) -> Found:
     deadline = time.monotonic() + PATIENCE_S
     while (found := look()) is None:
         assert time.monotonic() < deadline, "timed out"
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(POLL_S)
     return found
 
 

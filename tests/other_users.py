@@ -70,25 +70,25 @@ def listening_as(user: int, host: str = "127.0.0.1") -> Iterator[int]:
     """Let another user listen on a free port of this address without serving it; return the port."""
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")
-    (told, tell), (stop, hold) = os.pipe(), os.pipe()
+    (port_read, port_write), (stop_read, stop_write) = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            os.close(hold)
+            os.close(stop_write)
             os.setgroups([])
             os.setresuid(user, user, user)
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             with socket.create_server((host, 0), family=family, dualstack_ipv6=host == "::") as one:
-                os.write(tell, str(one.getsockname()[1]).encode())
-                os.close(tell)
-                os.read(stop, 1)
+                os.write(port_write, str(one.getsockname()[1]).encode())
+                os.close(port_write)
+                os.read(stop_read, 1)
         finally:
             os._exit(0)
     try:
-        os.close(tell)
-        os.close(stop)
-        with os.fdopen(told) as port:
+        os.close(port_write)
+        os.close(stop_read)
+        with os.fdopen(port_read) as port:
             yield int(port.read())
     finally:
-        os.close(hold)
+        os.close(stop_write)
         os.waitpid(pid, 0)

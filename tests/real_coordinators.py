@@ -77,9 +77,9 @@ def until(connection: CoordinatorMembership, wanted: Callable[[View], bool]) -> 
         rest = deadline - time.monotonic()
         ready, _, _ = select.select([connection], [], [], max(0.0, rest))
         assert ready, f"no such view; the last one: {view}; {connection.problem()}"
-        for news in connection.take():
-            assert isinstance(news, ViewReceived), news
-            view = news.view
+        for event in connection.take():
+            assert isinstance(event, ViewReceived), event
+            view = event.view
     return view
 
 
@@ -88,14 +88,14 @@ def member(view: View) -> bool:
 
 
 def fault(connection: CoordinatorMembership) -> CoordinatorLost | JoinRefused:
-    """Return the first news that is not a view."""
+    """Return the first event that is not a view."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         ready, _, _ = select.select([connection], [], [], max(0.0, deadline - time.monotonic()))
-        assert ready, f"no news; {connection.problem()}"
-        for news in connection.take():
-            if not isinstance(news, ViewReceived):
-                return news
+        assert ready, f"no event; {connection.problem()}"
+        for event in connection.take():
+            if not isinstance(event, ViewReceived):
+                return event
 
 
 def eventually(condition: Callable[[], bool]) -> None:

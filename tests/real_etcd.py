@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 PATIENCE_S = 30.0  # Only a failing test waits this long.
-LOOK_AGAIN_S = 0.01
+POLL_S = 0.01
 ROOT_PASSWORD = "of-root"
 VALUE_BYTES = 1 << 20  # etcd accepts at most 1.5 MiB.
 VALUES_MAX = 64
@@ -333,13 +333,13 @@ class EtcdCluster:
         """
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            told = [(one, one.status()) for one in self.members if one.runs]
-            names = {status.get("leader", "0") for _, status in told}
-            for one, status in told:
+            received = [(one, one.status()) for one in self.members if one.runs]
+            names = {status.get("leader", "0") for _, status in received}
+            for one, status in received:
                 if names == {status["header"]["member_id"]}:
                     return one
-            assert time.monotonic() < deadline, f"no leader: {told}"
-            time.sleep(LOOK_AGAIN_S)
+            assert time.monotonic() < deadline, f"no leader: {received}"
+            time.sleep(POLL_S)
 
     def close(self) -> None:
         for one in self.members:

@@ -23,11 +23,11 @@ HOLDFAST = (sys.executable, "-m", "holdfast")
 PATIENCE_S = 60
 
 
-class News:
-    """A named pipe to which workers write lines with `tell` (see `SCRIPT_HEAD`)."""
+class WorkerMessages:
+    """A named pipe to which workers write lines with `send` (see `SCRIPT_HEAD`)."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / "news"
+        self.path = folder / "messages"
         os.mkfifo(self.path)
         # Opened for both directions, so that neither end waits for the other and the pipe never ends.
         self._fd = os.open(self.path, os.O_RDWR)
@@ -37,15 +37,15 @@ class News:
         """Wait for the next line and return its words."""
         while b"\n" not in self._unread:
             ready, _, _ = select.select([self._fd], [], [], PATIENCE_S)
-            assert ready, "no news from the workers"
+            assert ready, "no messages from the workers"
             self._unread += os.read(self._fd, 65536)
         line, _, self._unread = self._unread.partition(b"\n")
         return line.decode().split()
 
     def take(self, count: int) -> dict[str, int]:
         """Wait for this many lines of the form `name pid`; return the pids by name."""
-        told = [self.next() for _ in range(count)]
-        return {name: int(pid) for name, pid in told}
+        received = [self.next() for _ in range(count)]
+        return {name: int(pid) for name, pid in received}
 
     def is_quiet(self) -> bool:
         """Whether there are no further lines so far."""
@@ -55,12 +55,12 @@ class News:
         os.close(self._fd)
 
 
-# Every worker script begins with this: `tell(name)` writes a name and the id of the process.
+# Every worker script begins with this: `send(name)` writes a name and the id of the process.
 SCRIPT_HEAD = """
 import os, signal, subprocess, sys, time
-def tell(name, pid=None):
-    with open(os.environ["NEWS"], "w") as news:
-        news.write(f"{name} {pid or os.getpid()}\\n")
+def send(name, pid=None):
+    with open(os.environ["MESSAGES"], "w") as messages:
+        messages.write(f"{name} {pid or os.getpid()}\\n")
 RANK, GENERATION = os.environ.get("RANK"), os.environ.get("TORCHELASTIC_RESTART_COUNT")
 def forever():
     while True:  # Not for long: a signal just before Python goes to sleep does not wake it.
@@ -69,7 +69,7 @@ def forever():
 
 
 class Job:
-    """A `holdfast run` of one script, with its news. It always exits with the test."""
+    """A `holdfast run` of one script, with its messages. It always exits with the test."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Job:
         stderr: int = subprocess.PIPE,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        self.news = News(folder)
+        self.messages = WorkerMessages(folder)
         path = folder / name
         head = SCRIPT_HEAD if name.endswith(".py") else ""
         path.write_text(head + textwrap.dedent(script))
@@ -90,7 +90,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
-            env={**os.environ, "NEWS": str(self.news.path), **(env or {})},
+            env={**os.environ, "MESSAGES": str(self.messages.path), **(env or {})},
             cwd=folder,
         )
 
@@ -101,7 +101,7 @@ class Job:
         if self.agent.poll() is None:
             self.agent.kill()
         self.agent.communicate(timeout=PATIENCE_S)
-        self.news.close()
+        self.messages.close()
 
     def signal(self, signum: signal.Signals) -> None:
         self.agent.send_signal(signum)
@@ -138,7 +138,7 @@ class Watched:
             except ProcessLookupError:
                 continue  # It has exited already.
 
-    def all_gone(self) -> None:
+    def wait_until_exited(self) -> None:
         """Wait until all have exited; fail if one does not."""
         for pid, pidfd in self._pidfds.items():
             ready, _, _ = select.select([pidfd], [], [], PATIENCE_S)
@@ -146,7 +146,7 @@ class Watched:
             os.close(pidfd)
         self._pidfds.clear()
 
-    def gone_already(self) -> None:
+    def assert_exited(self) -> None:
         """Fail if any of them still runs at this moment."""
         for pid, pidfd in self._pidfds.items():
             ready, _, _ = select.select([pidfd], [], [], 0)

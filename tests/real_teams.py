@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.etcd.runner import hold_port
-from real_jobs import HOLDFAST, PATIENCE_S, SCRIPT_HEAD, News, Watched, children
+from real_jobs import HOLDFAST, PATIENCE_S, SCRIPT_HEAD, Watched, WorkerMessages, children
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -38,7 +38,7 @@ def obey():
     if signal.sigwaitinfo(ORDERS).si_signo == signal.SIGUSR2:  # SIGINT ends this one.
         raise RuntimeError(f"{AGENT} was told to fail")
 def started():
-    tell(f"{AGENT} {E['RANK']} {E['WORLD_SIZE']} {NODE} {NODES} {NUMBER} {GENERATION} "
+    send(f"{AGENT} {E['RANK']} {E['WORLD_SIZE']} {NODE} {NODES} {NUMBER} {GENERATION} "
          f"{E['MASTER_ADDR']}:{E['MASTER_PORT']}")
 """
 )
@@ -53,7 +53,7 @@ SILENCE_S = 2.0
 SOON_SILENT = "keep_alive_interval=0.2,keep_alive_max_attempt=10"
 # A round forms only when the maximum of nodes has joined, so no node runs alone because another is late.
 TOGETHER = "settle=60"
-LOOK_AGAIN_S = 0.01
+POLL_S = 0.01
 
 
 class Start(NamedTuple):
@@ -66,7 +66,7 @@ class Start(NamedTuple):
     nodes: int
     generation: int
     restarts: int
-    meeting: str
+    master_endpoint: str
     pid: int
 
     def finish(self) -> None:
@@ -130,7 +130,7 @@ class Agent:
         while (output := self.output()).count(text) < times:
             assert self.process.poll() is None, f"ended with {self.process.returncode}: {output}"
             assert time.monotonic() < deadline, f"{text!r} was not printed: {output}"
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_S)
         return output
 
 
@@ -169,7 +169,7 @@ class Cluster:
             port = int(self._held.enter_context(hold_port(host)).getsockname()[1])
         self.port = port
         self.agents: dict[str, Agent] = {}
-        self.news = News(folder)
+        self.messages = WorkerMessages(folder)
         self.run_id = run_id
         self._nnodes = nnodes
         self._flags = flags
@@ -207,7 +207,9 @@ class Cluster:
             *self._flags, *flags,
             program or str(self._script),
         ]  # fmt: skip
-        return self._run(name, command, {"NEWS": str(self.news.path), "AGENT": name, **(env or {})})
+        return self._run(
+            name, command, {"MESSAGES": str(self.messages.path), "AGENT": name, **(env or {})}
+        )
 
     def start_all(self, *names: str, conf: str = "") -> None:
         """Start several agents with the same options."""
@@ -239,7 +241,7 @@ class Cluster:
             except ConnectionRefusedError:
                 assert agent.process.poll() is None, agent.output()
                 assert time.monotonic() < deadline, f"no agent listens on {self.endpoint}"
-                time.sleep(LOOK_AGAIN_S)
+                time.sleep(POLL_S)
             else:
                 return
 
@@ -274,15 +276,17 @@ class Cluster:
         seen: dict[int, dict[int, Start]] = {}
         while True:
             start = self.next_start()
-            mates = seen.setdefault(start.generation, {})
-            assert start.rank not in mates, f"{start} is there twice: {mates}"
-            mates[start.rank] = start
-            if len(mates) == workers and start.generation == max(seen):
-                check_agreement(mates)
-                return [mates[rank] for rank in range(workers)]
+            members = seen.setdefault(start.generation, {})
+            assert start.rank not in members, f"{start} is there twice: {members}"
+            members[start.rank] = start
+            if len(members) == workers and start.generation == max(seen):
+                check_agreement(members)
+                return [members[rank] for rank in range(workers)]
 
     def next_start(self) -> Start:
-        agent, rank, world, node, nodes, generation, restarts, meeting, pid = self.news.next()
+        agent, rank, world, node, nodes, generation, restarts, master_endpoint, pid = (
+            self.messages.next()
+        )
         self.workers.append(Watched(int(pid)))
         return Start(
             agent,
@@ -292,7 +296,7 @@ class Cluster:
             int(nodes),
             int(generation),
             int(restarts),
-            meeting,
+            master_endpoint,
             int(pid),
         )
 
@@ -300,7 +304,7 @@ class Cluster:
         """Wait until all agents exit; fail if one left a worker or a bound port."""
         ends = {name: agent.end() for name, agent in self.agents.items()}
         for worker in self.workers:
-            worker.gone_already()
+            worker.assert_exited()
         self.check_port_is_free()
         return ends
 
@@ -310,7 +314,7 @@ class Cluster:
 
     def is_quiet(self) -> bool:
         """Whether no worker has reported a start that the test has not read."""
-        return self.news.is_quiet()
+        return self.messages.is_quiet()
 
     def check_port_is_free(self) -> None:
         """Fail if a process listens on the endpoint, unless the backend has another kind of endpoint."""
@@ -329,15 +333,15 @@ class Cluster:
             if agent.process.poll() is None:
                 agent.kill()
         for worker in self.workers:
-            worker.all_gone()
-        self.news.close()
+            worker.wait_until_exited()
+        self.messages.close()
         self._held.close()
 
 
 def check_agreement(starts: dict[int, Start]) -> None:
     """Fail unless all workers of a generation have the same values and different ranks."""
     every = list(starts.values())
-    for what in ("world", "nodes", "generation", "restarts", "meeting"):
+    for what in ("world", "nodes", "generation", "restarts", "master_endpoint"):
         assert len({getattr(start, what) for start in every}) == 1, every
     assert sorted(start.rank for start in every) == list(range(every[0].world)), every
 

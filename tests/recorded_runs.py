@@ -19,7 +19,7 @@ def began(max_restarts: int = 3) -> lifecycle.RunStarted:
     )
 
 
-def met(at: float, took_s: float, error: str = "") -> lifecycle.RendezvousEnded:
+def rendezvoused(at: float, took_s: float, error: str = "") -> lifecycle.RendezvousEnded:
     return lifecycle.RendezvousEnded(
         at, 1000.0 + at, took_s, None if error else 2, None if error else 4, error
     )
@@ -53,7 +53,7 @@ def ended(
 
 def first_start() -> list[lifecycle.LifecycleEvent]:
     """A run begins at 10, its rendezvous ends at 12, ranks are assigned at 12.5, and workers run from 13 on."""
-    return [began(), met(12.0, 2.0), ranked(12.5, 0.5), started(13.0, 0.25, 0)]
+    return [began(), rendezvoused(12.0, 2.0), ranked(12.5, 0.5), started(13.0, 0.25, 0)]
 
 
 def failure(at: float) -> list[lifecycle.LifecycleEvent]:
@@ -68,7 +68,7 @@ def failure(at: float) -> list[lifecycle.LifecycleEvent]:
 
 def restart(at: float) -> list[lifecycle.LifecycleEvent]:
     """The next rendezvous takes four seconds, the ranks one second, and the start another eight."""
-    return [met(at + 4.0, 4.0), ranked(at + 5.0, 1.0), started(at + 13.0, 8.0, 1)]
+    return [rendezvoused(at + 4.0, 4.0), ranked(at + 5.0, 1.0), started(at + 13.0, 8.0, 1)]
 
 
 def success(at: float, remaining: int) -> list[lifecycle.LifecycleEvent]:

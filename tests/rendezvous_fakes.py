@@ -37,7 +37,7 @@ class ScriptedRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         self.rounds += 1
-        where = RendezvousStoreInfo("meeting.point", 29000 + self.rounds)
+        where = RendezvousStoreInfo("master.example", 29000 + self.rounds)
         return RendezvousInfo(self._make_store(), *self._place, where)
 
     def is_closed(self) -> bool:

@@ -29,7 +29,7 @@ from holdfast.net.addresses import Address
 from holdfast.wire.handshake import ClientHandshake
 
 TOKEN = b"known to the honest alone"
-STRANGERS = "127.0.0.2"
+ATTACKERS = "127.0.0.2"
 OPENED_AT_ONCE = 64
 BUILD_UP_S = 2.0  # Then the flood has its full size.
 PAUSE_S = 0.5
@@ -38,7 +38,7 @@ COUNT = struct.Struct("<q")
 PR_SET_PDEATHSIG = 1  # No process outlives this one.
 
 
-def attack(port: int, kind: str, wanted: int, told: int) -> None:
+def attack(port: int, kind: str, wanted: int, counter: int) -> None:
     """Hold connections until this process is killed; send the number of opened ones."""
     first = {"silent": b"", "byte": b"\0", "hello": ClientHandshake(None).start()}[kind]
     poll = select.epoll()
@@ -49,7 +49,7 @@ def attack(port: int, kind: str, wanted: int, told: int) -> None:
             one = socket.socket()
             one.setblocking(False)  # noqa: FBT003 (the name says it)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_WAIT)
-            one.bind((STRANGERS, 0))
+            one.bind((ATTACKERS, 0))
             one.connect_ex(("127.0.0.1", port))
             held[one.fileno()] = one
             poll.register(one, select.EPOLLOUT)
@@ -61,7 +61,7 @@ def attack(port: int, kind: str, wanted: int, told: int) -> None:
                     held[fd].send(first)
             else:
                 held.pop(fd).close()
-        os.pwrite(told, COUNT.pack(opened), 0)
+        os.pwrite(counter, COUNT.pack(opened), 0)
 
 
 def serve(listener: socket.socket, descriptors: int) -> None:
@@ -77,7 +77,7 @@ def serve(listener: socket.socket, descriptors: int) -> None:
     asyncio.run(forever())
 
 
-async def knock(port: int, rounds: int) -> list[float | None]:
+async def join_repeatedly(port: int, rounds: int) -> list[float | None]:
     """Return how long an honest agent took to join, each time."""
     took: list[float | None] = []
     for _ in range(rounds):
@@ -115,18 +115,18 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     listener = listening.listen([Address(socket.AF_INET, ("127.0.0.1", 0))], backlog)
     port = listener.getsockname()[1]
-    told = os.memfd_create("opened")
+    counter = os.memfd_create("opened")
     children = [fork(serve, listener, descriptors)]
     listener.close()
     if wanted:
-        children.append(fork(attack, port, kind, wanted, told))
+        children.append(fork(attack, port, kind, wanted, counter))
     try:
         time.sleep(BUILD_UP_S)
-        before, began = os.pread(told, COUNT.size, 0), time.monotonic()
-        took = asyncio.run(knock(port, rounds))
+        before, began = os.pread(counter, COUNT.size, 0), time.monotonic()
+        took = asyncio.run(join_repeatedly(port, rounds))
         rate = 0.0
         if wanted:
-            opened = COUNT.unpack(os.pread(told, COUNT.size, 0))[0] - COUNT.unpack(before)[0]
+            opened = COUNT.unpack(os.pread(counter, COUNT.size, 0))[0] - COUNT.unpack(before)[0]
             rate = opened / (time.monotonic() - began)
     finally:
         for pid in children:

@@ -154,7 +154,7 @@ class Fleet:
         self._poll = select.epoll()
         self._by_fd: dict[int, Agent] = {}
         self._beats: deque[tuple[float, Agent]] = deque()
-        self._agents_told: dict[int, int] = {}
+        self._agents_notified: dict[int, int] = {}
         self._handshakes = 0  # Handshakes that are done.
 
     def form(self) -> float:
@@ -170,7 +170,7 @@ class Fleet:
 
     def wait_for_generation(self, generation: int) -> float:
         """Wait until all agents have learned of a generation; return the time."""
-        while self._agents_told.get(generation, 0) < len(self.agents):
+        while self._agents_notified.get(generation, 0) < len(self.agents):
             self._step(0.1)
         return time.monotonic()
 
@@ -193,8 +193,8 @@ class Fleet:
             agent = self._by_fd[fd]
             was_done = agent.handshake.done
             if agent.read():
-                told = self._agents_told
-                told[agent.generation] = told.get(agent.generation, 0) + 1
+                notified = self._agents_notified
+                notified[agent.generation] = notified.get(agent.generation, 0) + 1
             self._handshakes += agent.handshake.done and not was_done
 
 

@@ -124,7 +124,7 @@ def main() -> None:
     drawn = random.Random(1)
     speeds = [STEPS_PER_S + drawn.random() for _ in range(nodes * size)]
     bodies = [message(100 + at * every_s, nodes, size, speeds) for at in range(count)]
-    told = os.dup(1)
+    console_fd = os.dup(1)
     screen, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (24, 80))
     threading.Thread(target=swallow, args=(screen,), daemon=True).start()
@@ -139,7 +139,7 @@ def main() -> None:
     app = Top(drive)
     feeds[0].ended = app.exit
     app.run()
-    os.write(told, json.dumps({"core": feeds[0].core}).encode())
+    os.write(console_fd, json.dumps({"core": feeds[0].core}).encode())
     os._exit(0)
 
 

@@ -85,7 +85,7 @@ class WatchedFleet(Fleet):  # type: ignore[misc]
         super()._step(min(wait_s, 0.01))
 
 
-async def ask(port: int) -> list[float]:
+async def measure_statuses(port: int) -> list[float]:
     """Return the durations of statuses, in seconds."""
     place = Endpoint(host="127.0.0.1", port=port, run_id=RUN_ID)
     took = []
@@ -144,13 +144,17 @@ def main() -> None:
     try:
         fleet = WatchedFleet(port, count, time.monotonic() + FORM_S_MAX + 4 * seconds + 30)
         fleet.form()
-        told, tell = os.pipe()
-        asking = forked(lambda: os.write(tell, json.dumps(asyncio.run(ask(port))).encode()))
-        children.append(asking)
-        while not os.waitpid(asking, os.WNOHANG)[0]:
+        results_read, results_write = os.pipe()
+        client = forked(
+            lambda: os.write(
+                results_write, json.dumps(asyncio.run(measure_statuses(port))).encode()
+            )
+        )
+        children.append(client)
+        while not os.waitpid(client, os.WNOHANG)[0]:
             fleet.rest(0.05)
-        children.remove(asking)
-        statuses = json.loads(os.read(told, 1 << 16))
+        children.remove(client)
+        statuses = json.loads(os.read(results_read, 1 << 16))
         fleet.rest(12.0)  # Until there is no subscriber.
         cpu_s = cpu_s_of(server)
         fleet.rest(seconds)

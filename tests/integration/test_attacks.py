@@ -204,15 +204,15 @@ def test_program_at_the_port_cannot_use_the_handshake_of_another_coordinator(
         info = NodeInfo(node="a", incarnation=1)
         one = node(squatter.port, "a", nodes=1, token=TOKEN, info=info, timeouts=HASTY)
         with started(one):
-            told = fault(one)
+            received = fault(one)
             assert one.view is None
             assert squatter.tried
             if (
                 not is_forwarded
             ):  # The other coordinator detects it, and its refusal is authenticated.
-                assert isinstance(told, JoinRefused)
-                assert str(squatter.port) in told.why
-                assert str(another.port) in told.why
+                assert isinstance(received, JoinRefused)
+                assert str(squatter.port) in received.why
+                assert str(another.port) in received.why
 
 
 def test_agent_refuses_a_port_held_by_another_user_in_one_line(tmp_path: Path) -> None:

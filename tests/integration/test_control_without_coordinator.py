@@ -44,7 +44,7 @@ SAYS = """
     obey()
 """
 SILENT = 200
-LOOK_AGAIN_S = 0.02
+POLL_S = 0.02
 
 
 class Machines:
@@ -83,7 +83,7 @@ class Machines:
         for name in names:
             while not [*(self.cluster.folder / name).glob("holdfast/*.sock")]:
                 assert time.monotonic() < deadline, self.cluster.agents[name].output()
-                time.sleep(LOOK_AGAIN_S)
+                time.sleep(POLL_S)
 
     def command(self, at: str, *words: str) -> list[str]:
         return [*self.inside(at), *HOLDFAST, *words, *(self.place if at == ELSEWHERE else ())]
@@ -144,7 +144,7 @@ async def request_stacks_until_closed(team: EtcdTeam) -> None:
             connection.send(Query(id=number, what=control.STACKS, run_id=team.run_id))
         async with asyncio.timeout(PATIENCE_S):
             while not connection.problem:  # noqa: ASYNC110 (no event tells of it)
-                await asyncio.sleep(LOOK_AGAIN_S)
+                await asyncio.sleep(POLL_S)
     finally:
         connection.close()
 
@@ -195,13 +195,13 @@ def test_every_node_on_etcd_can_be_watched_and_steered_from_every_machine(
                     event = json.loads(one.stdout.readline())
                     if "look at it" in event["text"]:
                         seen.add(event["source"])
-            told = [
+            received = [
                 json.loads(line)
                 for line in machines.run("c", "events", "--json")[0].split("\n")
                 if line
             ]
-            assert {one["source"] for one in told} == {"a", "b", "c"}
-            assert [one["wall"] for one in told] == sorted(one["wall"] for one in told)
+            assert {one["source"] for one in received} == {"a", "b", "c"}
+            assert [one["wall"] for one in received] == sorted(one["wall"] for one in received)
             machines.stop(ELSEWHERE)
             assert [one.wait(PATIENCE_S) for one in streams[:2]] == [0, 0]
             assert machines.run(ELSEWHERE, "status", code=1)[0] == ""

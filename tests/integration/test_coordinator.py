@@ -85,9 +85,9 @@ def test_untrusted_certificate_is_reported_immediately(
         Coordinator("--endpoint=127.0.0.1:0", conf) as coordinator,
         started(one := node(coordinator.port, "a", tls=TlsFiles(ca=stranger.cert))),
     ):
-        news = fault(one)
-        assert isinstance(news, JoinRefused)
-        assert "tls_ca" in news.why
+        refusal = fault(one)
+        assert isinstance(refusal, JoinRefused)
+        assert "tls_ca" in refusal.why
 
 
 def test_missing_client_certificate_is_reported(

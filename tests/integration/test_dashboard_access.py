@@ -40,8 +40,8 @@ class Served(NamedTuple):
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("job")
-    with Job(folder, "tell('begun'); forever()") as one:
-        one.news.next()
+    with Job(folder, "send('begun'); forever()") as one:
+        one.messages.next()
         yield Served(folder, await_agents(one.agent.pid))
 
 

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 WAITS = """
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-    tell("begun")
+    send("begun")
     signal.sigwait([signal.SIGUSR1])
 """
 
 
 def test_dashboard_ends_with_its_agent(tmp_path: Path) -> None:
     with Job(tmp_path, WAITS, "--dashboard", "0") as job:
-        worker = job.news.take(1)["begun"]
+        worker = job.messages.take(1)["begun"]
         port = port_of(job)
         keeper, dashboard = sorted(children(job.agent.pid))
         connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
@@ -34,12 +34,12 @@ def test_dashboard_ends_with_its_agent(tmp_path: Path) -> None:
         connection.close()
         below = Watched(keeper, dashboard, worker)
         job.signal(signal.SIGKILL)
-        below.all_gone()
+        below.wait_until_exited()
 
 
 def test_job_survives_a_killed_dashboard(tmp_path: Path) -> None:
     with Job(tmp_path, WAITS, "--dashboard", "0") as job:
-        worker = job.news.take(1)["begun"]
+        worker = job.messages.take(1)["begun"]
         port_of(job)
         _, dashboard = sorted(children(job.agent.pid))
         os.kill(dashboard, signal.SIGKILL)
@@ -51,7 +51,7 @@ def test_job_survives_a_dashboard_that_cannot_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with Job(tmp_path, WAITS, "--dashboard", str(port)) as job:
-            worker = job.news.take(1)["begun"]
+            worker = job.messages.take(1)["begun"]
             output = line_with(job, "error")
             assert str(port) in output
             os.kill(worker, signal.SIGUSR1)

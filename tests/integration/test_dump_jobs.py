@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 WAITING = """
 def wait_for_rank_zero():
-    tell(f"up{RANK}")
+    send(f"up{RANK}")
     obey()
 def compute():
-    tell(f"up{RANK}")
+    send(f"up{RANK}")
     while not signal.sigpending():
         pass
     obey()
@@ -39,7 +39,7 @@ def test_each_worker_is_shown_even_if_the_agent_is_stuck(tmp_path: Path) -> None
     run_id = uuid4().hex
     flags = ("--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-id={run_id}")
     with ObservedJob(tmp_path, WAITING, *flags) as job:
-        workers = job.news.take(2)
+        workers = job.messages.take(2)
         job.signal(signal.SIGSTOP)
         code, texts, err = dumped(run_id)
         job.signal(signal.SIGCONT)

@@ -63,7 +63,7 @@ def test_workers_stop_while_etcd_is_down_and_restart_without_charge(tmp_path: Pa
         cluster.start_all("a", "b")
         before = Watched(*(start.pid for start in cluster.generation(2).values()))
         etcd.kill()
-        before.all_gone()
+        before.wait_until_exited()
         etcd.start()
         after = cluster.generation(2)
         assert {start.restarts for start in after.values()} == {0}
@@ -136,7 +136,7 @@ def test_frozen_leader_is_fenced_when_it_resumes_and_rejoins(tmp_path: Path, etc
         old = Watched(before["a"].pid)
         frozen.signal(signal.SIGSTOP)
         smaller = cluster.generation(2)
-        old.gone_already()
+        old.assert_exited()
         assert set(smaller) == {"b", "c"}
         frozen.signal(signal.SIGCONT)
         after = cluster.generation(3)
@@ -171,7 +171,7 @@ def test_full_etcd_is_reported_and_stops_no_workers(tmp_path: Path) -> None:
 LAST = """
 import time
 def stopped(*_):
-    tell(f"stopped {time.monotonic()}")
+    send(f"stopped {time.monotonic()}")
     os._exit(0)
 signal.signal(signal.SIGTERM, stopped)
 obey()
@@ -200,7 +200,7 @@ def test_etcd_that_stays_down_or_full_ends_the_job_after_the_limit(tmp_path: Pat
         for agent in one.agents.values():
             agent.says("(coordinator_timeout=4)")
         for _ in range(2):
-            what, when, _pid = one.news.next()
+            what, when, _pid = one.messages.next()
             assert what == "stopped"
             assert float(when) > gone_at + 2, "4 s, but for the time since etcd was last heard of"
         for team, why in ((one, "connection refused"), (two, "database space exceeded")):
@@ -244,12 +244,12 @@ if NUMBER == 0:
     host, port = E["MASTER_ADDR"], int(E["MASTER_PORT"])
     if RANK == "0":
         with socket.create_server((host, port)) as server:
-            tell("open")
+            send("open")
             peer = server.accept()[0]
     else:
         obey()
         peer = socket.create_connection((host, port))
-    tell("met")
+    send("connected")
     peer.recv(1)
     os._exit(1)
 obey()
@@ -265,11 +265,11 @@ def test_worker_failure_caused_by_a_killed_node_is_not_charged(
     with EtcdTeam(tmp_path, MEETING, *flags, etcd=etcd, nnodes="2", conf=SOON) as cluster:
         cluster.start_host("a")
         cluster.start("b")
-        told = [cluster.news.next() for _ in range(3)]
-        starts = {words[0]: words for words in told if len(words) > 2}
+        received = [cluster.messages.next() for _ in range(3)]
+        starts = {words[0]: words for words in received if len(words) > 2}
         (other,) = (int(words[-1]) for words in starts.values() if words[1] == "1")
         os.kill(other, signal.SIGUSR1)
-        assert [cluster.news.next()[0] for _ in range(2)] == ["met"] * 2
+        assert [cluster.messages.next()[0] for _ in range(2)] == ["connected"] * 2
         cluster.start("spare")
         cluster.agents["spare"].says("standing by")
         victim, survivor = ("a", "b") if killed == "the leader" else ("b", "a")

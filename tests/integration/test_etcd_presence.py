@@ -48,7 +48,7 @@ def test_killed_node_and_killed_leader_are_detected_immediately(tmp_path: Path, 
         starts = cluster.generation(3)
         cluster.agents["c"].signal(signal.SIGKILL)
         fewer = cluster.generation(2)
-        Watched(starts["c"].pid).gone_already()
+        Watched(starts["c"].pid).assert_exited()
         assert ENDED in cluster.agents["b"].output()
         cluster.agents["a"].kill()
         alone = cluster.generation(1)

@@ -88,8 +88,8 @@ def test_demo_survives_every_change_and_leaves_nothing(tmp_path: Path) -> None:
         ("the death of a node", 4, "A, B"),
         ("the start of a new node", 6, "A, B, D"),
     ):
-        told = rf"workers +{workers} run on {nodes}, \d+\.\d\d s after {change}$"
-        assert re.search(told, done.stdout, re.MULTILINE), done.stdout
+        received = rf"workers +{workers} run on {nodes}, \d+\.\d\d s after {change}$"
+        assert re.search(received, done.stdout, re.MULTILINE), done.stdout
     assert re.search(r"kill -9 \d+: rank 5 on node [ABC]", done.stdout)
     assert "C was lost: its connection closed" in done.stdout
     assert "exit codes: A 0, B 0, C -9, D 0" in done.stdout
@@ -288,10 +288,10 @@ def test_custom_metric_handler_gets_the_agents_metrics() -> None:
     done = run(command_of(METRICS))
     assert done.returncode == 0, done.stderr
     assert "restarting all workers (restart 1 of 4)" in done.stderr
-    told = dict(line.split(": ") for line in done.stdout.splitlines())
-    spent = [int(told[step].removesuffix(" ms")) for step in ("_restart_workers", "run")]
+    received = dict(line.split(": ") for line in done.stdout.splitlines())
+    spent = [int(received[step].removesuffix(" ms")) for step in ("_restart_workers", "run")]
     assert 0 < spent[0] <= spent[1]
-    assert (told["flakiness"], told["succeeded with retries"]) == ("20 %", "1")
+    assert (received["flakiness"], received["succeeded with retries"]) == ("20 %", "1")
 
 
 def test_custom_event_handler_sees_the_failed_worker(tmp_path: Path) -> None:

@@ -37,11 +37,11 @@ NOT_STARTED = (503, "the workers have not started yet\n")
 # Rank 1 waits for an order before it stops.
 LINGERING = """
 def linger(signum, frame):
-    tell("lingering")
+    send("lingering")
     obey()
     sys.exit()
 signal.signal(signal.SIGTERM, linger)
-tell(f"up{RANK}")
+send(f"up{RANK}")
 if GENERATION == "0":
     forever()
 obey()
@@ -56,16 +56,16 @@ def test_node_is_ready_while_its_workers_run(tmp_path: Path) -> None:
     flags = ("--nproc-per-node=2", "--max-restarts=1")
     with ObservedJob(tmp_path, LINGERING, *flags, env=PROBED) as job:
         port = int(job.prints(AT_PORT))
-        workers = job.news.take(2)
+        workers = job.messages.take(2)
         await_ready(port)
         for path in ("/healthz", "/livez", "/"):
             assert fetch(port, path) == OK
         os.kill(workers["up0"], signal.SIGKILL)
-        lingering = job.news.take(1)["lingering"]
+        lingering = job.messages.take(1)["lingering"]
         assert fetch(port, "/readyz") == (503, "the workers are being stopped: a worker failed\n")
         assert fetch(port, "/livez") == OK
         os.kill(lingering, signal.SIGUSR1)
-        workers = job.news.take(2)
+        workers = job.messages.take(2)
         await_ready(port)
         for pid in workers.values():
             os.kill(pid, signal.SIGUSR1)
@@ -91,9 +91,9 @@ def test_waiting_agent_is_alive_and_not_ready(tmp_path: Path) -> None:
 
 
 def test_stopped_agent_does_not_respond_to_probes(tmp_path: Path) -> None:
-    with ObservedJob(tmp_path, "tell('up'); obey()", env=PROBED) as job:
+    with ObservedJob(tmp_path, "send('up'); obey()", env=PROBED) as job:
         port = int(job.prints(AT_PORT))
-        worker = job.news.take(1)["up"]
+        worker = job.messages.take(1)["up"]
         job.signal(signal.SIGSTOP)
         os.waitid(os.P_PID, job.agent.pid, os.WSTOPPED | os.WNOWAIT)  # All its threads are stopped.
         with pytest.raises(TimeoutError):

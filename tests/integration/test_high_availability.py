@@ -154,7 +154,7 @@ def test_loss_of_the_majority_ends_the_job_before_new_machines_start(
         code, output = cluster.agents.pop("2a").end()
         assert code == 78, output
         assert address(0) in output
-        Watched(before["2a"].pid).gone_already()
+        Watched(before["2a"].pid).assert_exited()
         starts = cluster.generation(2)
         assert starts.keys() == {"0b", "1b"}
         finish(starts)
@@ -182,7 +182,7 @@ def test_failed_member_restarts_no_worker_and_a_killed_agent_leaves_nothing(
         member = Watched(etcd_of(agent))
         agent.signal(signal.SIGKILL)
         agent.process.wait(PATIENCE_S)
-        member.all_gone()
+        member.wait_until_exited()
         after = cluster.generation(2)
         assert len(cluster.folders()) == 2
         assert after["a"].generation > starts["a"].generation
@@ -268,10 +268,10 @@ SAVE = """
 def save(*_):
     if AGENT == "slow":
         time.sleep(3.5)  # Longer than a node that is cut off may run its workers.
-    tell(f"{AGENT} saved")
+    send(f"{AGENT} saved")
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
-tell(f"{AGENT} ready")
+send(f"{AGENT} ready")
 forever()
 """
 
@@ -282,12 +282,12 @@ def test_member_runs_until_workers_of_other_nodes_have_stopped(tmp_path: Path, l
         cluster.start_all("quick", "quicker", "slow")
         names = {"quick", "quicker", "slow"}
         steps_of: dict[str, set[str]] = {name: set() for name in names}
-        told = False
+        received = False
         while not all("saved" in words for words in steps_of.values()):
-            name, what, *_ = cluster.news.next()
+            name, what, *_ = cluster.messages.next()
             steps_of[name].add(what)
-            if not told and all("ready" in words for words in steps_of.values()):
-                told = True
+            if not received and all("ready" in words for words in steps_of.values()):
+                received = True
                 for agent in cluster.agents.values():
                     agent.signal(signal.SIGTERM)
         assert set(cluster.codes().values()) == {128 + signal.SIGTERM}

@@ -197,7 +197,7 @@ def dumped(pid: str) -> tuple[int, str]:
 THREADS = f"""
 import threading
 def named():
-    tell("up")
+    send("up")
     forever()
 threading.Thread(target=named, name={f"{EVIL}{chr(10)}== rank 1, {FORGED}"!r}).start()
 """
@@ -205,7 +205,7 @@ threading.Thread(target=named, name={f"{EVIL}{chr(10)}== rank 1, {FORGED}"!r}).s
 
 def test_hostile_thread_name_is_escaped(tmp_path: Path) -> None:
     with Job(tmp_path, THREADS) as job:
-        (pid,) = job.news.take(1).values()
+        (pid,) = job.messages.take(1).values()
         code, output = dumped(str(pid))
     assert code == 0
     check(output, beginning=("== rank 1",))

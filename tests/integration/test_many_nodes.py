@@ -68,11 +68,11 @@ def test_nodes_with_different_sizes_and_roles_agree_on_all_ranks(
         role, role_rank, role_size, local_rank, local_size, run_id, restarts = (
             (tmp_path / f"shape-{start.rank}").read_text().split()
         )
-        mates = [one.rank for one in starts if one.agent == start.agent]
-        assert mates == list(range(mates[0], mates[0] + per_node[start.agent]))
+        local_ranks = [one.rank for one in starts if one.agent == start.agent]
+        assert local_ranks == list(range(local_ranks[0], local_ranks[0] + per_node[start.agent]))
         assert role == ("reader" if start.agent == "b" else "trainer")
         assert (role_rank, role_size) == (str(in_role[role]), "1" if role == "reader" else "5")
-        assert (local_rank, local_size) == (str(start.rank - mates[0]), str(len(mates)))
+        assert (local_rank, local_size) == (str(start.rank - local_ranks[0]), str(len(local_ranks)))
         assert (run_id, restarts) == (cluster.run_id, "2")
         in_role[role] += 1
     assert [start.node for start in starts] == sorted(start.node for start in starts)
@@ -85,15 +85,15 @@ def test_worker_can_serve_at_the_master_address(tmp_path: Path) -> None:
     host, port = E["MASTER_ADDR"], int(E["MASTER_PORT"])
     if RANK == "0":
         with socket.create_server((host, port)) as server:
-            tell("open"), server.accept()[0].close()
+            send("open"), server.accept()[0].close()
     else:
         obey()
         socket.create_connection((host, port)).close()
     """
     with Cluster(tmp_path, script, "--worker-store", nnodes="2") as cluster:
         cluster.start_all("a", "b")
-        told = [cluster.news.next() for _ in range(3)]
-        other = next(words for words in told if len(words) > 2 and words[1] == "1")
+        received = [cluster.messages.next() for _ in range(3)]
+        other = next(words for words in received if len(words) > 2 and words[1] == "1")
         os.kill(int(other[-1]), signal.SIGUSR1)
         assert cluster.codes() == {"a": 0, "b": 0}
 
@@ -267,6 +267,6 @@ def test_functions_run_on_several_nodes(tmp_path: Path, method: str) -> None:
             node.kill()
             node.wait()
     assert [node.returncode for node in nodes] == [0, 0]
-    told = [ast.literal_eval(one) for one in output]
-    assert [len(values) for values in told] == [1, 2]
-    assert sorted(told[0] + told[1]) == [(0, 0), (1, 10), (2, 20)]
+    received = [ast.literal_eval(one) for one in output]
+    assert [len(values) for values in received] == [1, 2]
+    assert sorted(received[0] + received[1]) == [(0, 0), (1, 10), (2, 20)]

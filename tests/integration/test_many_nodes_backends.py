@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from real_jobs import PATIENCE_S, News
+from real_jobs import PATIENCE_S, WorkerMessages
 from real_teams import OBEY, STARTED, TEAM_HEAD, Cluster
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def test_nodes_form_a_round_over_ipv6(tmp_path: Path) -> None:
         cluster.start_host("a")
         cluster.start("b")
         starts = cluster.generation(2)
-        assert starts["a"].meeting.rpartition(":")[0] == "::1"
+        assert starts["a"].master_endpoint.rpartition(":")[0] == "::1"
         cluster.agents["b"].kill()
         cluster.start("c")
         for start in cluster.generation(2).values():
@@ -129,13 +129,13 @@ sys.exit(1 if result.is_failed() else 0)
 
 
 @pytest.fixture
-def news(tmp_path: Path) -> Iterator[News]:
-    told = News(tmp_path)
-    yield told
-    told.close()
+def messages(tmp_path: Path) -> Iterator[WorkerMessages]:
+    received = WorkerMessages(tmp_path)
+    yield received
+    received.close()
 
 
-def test_custom_handler_connects_agents(tmp_path: Path, news: News) -> None:
+def test_custom_handler_connects_agents(tmp_path: Path, messages: WorkerMessages) -> None:
     """These agents receive no notifications; they poll every `monitor_interval`."""
     program, script = tmp_path / "program.py", tmp_path / "train.py"
     program.write_text(OWN_HANDLER)
@@ -144,14 +144,19 @@ def test_custom_handler_connects_agents(tmp_path: Path, news: News) -> None:
     try:
         for name, workers in (("a", 1), ("b", 2)):
             words = [str(tmp_path / "store"), str(script), "29555", str(workers)]
-            env = {**os.environ, "NEWS": str(news.path), "AGENT": name, "TMPDIR": str(tmp_path)}
+            env = {
+                **os.environ,
+                "MESSAGES": str(messages.path),
+                "AGENT": name,
+                "TMPDIR": str(tmp_path),
+            }
             agents.append(subprocess.Popen([sys.executable, str(program), *words], env=env))
-        before = [news.next() for _ in range(3)]
+        before = [messages.next() for _ in range(3)]
         assert sorted(words[1] for words in before) == ["0", "1", "2"]
         assert {words[2] for words in before} == {"3"}
         failing = next(int(words[-1]) for words in before if words[0] == "b")
         os.kill(failing, signal.SIGUSR2)
-        after = [news.next() for _ in range(3)]
+        after = [messages.next() for _ in range(3)]
         assert sorted(words[1] for words in after) == ["0", "1", "2"]
         assert {words[0]: words[6] for words in after} == {"a": "0", "b": "1"}
         for words in after:

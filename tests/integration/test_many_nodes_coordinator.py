@@ -168,7 +168,7 @@ def test_job_that_ends_during_an_outage_succeeds_after_it(
         ended = Watched(*(start.pid for start in starts.values()))
         for start in starts.values():
             start.finish()
-        ended.all_gone()
+        ended.wait_until_exited()
         cluster.agents["a"].says(f"lost the connection to the coordinator at {cluster.endpoint},")
         second = cluster.start_coordinator("second")
         cluster.agents["a"].says(f"reconnected to the coordinator at {cluster.endpoint}")
@@ -188,7 +188,7 @@ def test_failure_during_an_outage_is_handled_after_it(
         cluster.agents["first"].kill()
         ended = Watched(starts["a"].pid)
         starts["a"].fail()
-        ended.all_gone()
+        ended.wait_until_exited()
         cluster.start_coordinator("second")
         again = cluster.generation(2)
         assert {start.restarts for start in again.values()} == {1}

@@ -78,22 +78,22 @@ def test_worker_that_fails_because_of_another_is_not_blamed(tmp_path: Path) -> N
     host, port = E["MASTER_ADDR"], int(E["MASTER_PORT"])
     if RANK == "0":
         with socket.create_server((host, port)) as server:
-            tell("open")
+            send("open")
             peer = server.accept()[0]
             if not peer.recv(1):
                 raise ConnectionError("rank 1 hung up")
     else:
         obey()
         connection = socket.create_connection((host, port))
-        tell("connected")
+        send("connected")
         obey()
     """
     with Cluster(tmp_path, script, "--worker-store", nnodes="2") as cluster:
         cluster.start_all("a", "b")
-        told = [cluster.news.next() for _ in range(3)]
-        (other,) = (int(words[-1]) for words in told if len(words) > 2 and words[1] == "1")
+        received = [cluster.messages.next() for _ in range(3)]
+        (other,) = (int(words[-1]) for words in received if len(words) > 2 and words[1] == "1")
         os.kill(other, signal.SIGUSR1)
-        assert cluster.news.next()[0] == "connected"
+        assert cluster.messages.next()[0] == "connected"
         os.kill(other, signal.SIGKILL)
         ends = cluster.end()
         assert {name: end[0] for name, end in ends.items()} == {"a": 137, "b": 137}
@@ -150,13 +150,13 @@ def test_worker_that_ignores_signals_does_not_delay_other_reports(tmp_path: Path
     script = """
     if AGENT == "a":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        tell("deaf")
+        send("deaf")
     obey()
     """
     with Cluster(tmp_path, script, "--shutdown-timeout=1", nnodes="2") as cluster:
         cluster.start_all("a", "b")
-        told = [cluster.news.next() for _ in range(3)]
-        (failing,) = (int(words[-1]) for words in told if words[0] == "b")
+        received = [cluster.messages.next() for _ in range(3)]
+        (failing,) = (int(words[-1]) for words in received if words[0] == "b")
         os.kill(failing, signal.SIGUSR2)
         ends = cluster.end()
         assert {name: end[0] for name, end in ends.items()} == {"a": 1, "b": 1}

@@ -20,7 +20,7 @@ def in_a_folder(
     nnodes: str,
     *flags: str,
     conf: str = QUICK_TO_NOTICE,
-    meeting: str = "",
+    endpoint: str = "",
     run_id: str = "job",
 ) -> Cluster:
     folder.mkdir(exist_ok=True)
@@ -31,7 +31,7 @@ def in_a_folder(
         nnodes=nnodes,
         run_id=run_id,
         backend="file",
-        endpoint=meeting or str(folder / "meeting"),
+        endpoint=endpoint or str(folder / "rendezvous"),
         conf=conf,
     )
 
@@ -66,7 +66,7 @@ def test_finished_node_survives_a_killed_one(tmp_path: Path) -> None:
         done = cluster.generation(2)["a"]
         ending = Watched(done.pid)
         done.finish()
-        ending.all_gone()
+        ending.wait_until_exited()
         cluster.agents["b"].kill()
         cluster.generation(1)["a"].finish()
         assert cluster.codes() == {"a": 0, "b": KILLED}
@@ -82,7 +82,7 @@ def test_frozen_agent_is_fenced_when_it_resumes_and_rejoins(tmp_path: Path) -> N
         old = Watched(before["b"].pid)
         frozen.signal(signal.SIGCONT)
         after = cluster.generation(2)
-        old.gone_already()
+        old.assert_exited()
         assert "fenced" in frozen.output()
         for start in after.values():
             start.finish()
@@ -94,7 +94,7 @@ def test_invalid_state_is_reported_in_one_line(tmp_path: Path) -> None:
         cluster.start("a")
         cluster.generation(1)["a"].finish()
         assert cluster.agents["a"].end()[0] == 0
-        state = max((tmp_path / "meeting").rglob("state.*"), key=number_of)
+        state = max((tmp_path / "rendezvous").rglob("state.*"), key=number_of)
         state.write_bytes(b"something else")
         code, output = cluster.start("b").end()
         assert code == 78
@@ -108,7 +108,7 @@ def test_nodes_restore_a_lost_state_without_restarting_workers(
     with in_a_folder(tmp_path, "2", "--max-restarts=0") as cluster:
         cluster.start_all("a", "b")
         starts = cluster.generation(2)
-        for state in (tmp_path / "meeting").rglob("state.*"):
+        for state in (tmp_path / "rendezvous").rglob("state.*"):
             state.unlink()
         starts["a"].finish()
         cluster.agents["a"].says("this node's workers have finished")
@@ -122,12 +122,12 @@ def test_agent_exits_when_the_folder_stays_unreachable(tmp_path: Path) -> None:
     with in_a_folder(tmp_path, "1", conf="coordinator_timeout=2") as cluster:
         cluster.start("a")
         cluster.generation(1)
-        meeting = tmp_path / "meeting"
-        meeting.rename(tmp_path / "elsewhere")
-        meeting.write_text("no folder any more")
+        folder = tmp_path / "rendezvous"
+        folder.rename(tmp_path / "elsewhere")
+        folder.write_text("no longer a folder")
         code, output = cluster.end()["a"]
         assert code != 0
-        assert f"{meeting} has been unreachable since" in output
+        assert f"{folder} has been unreachable since" in output
         assert "Not a directory" in output
 
 

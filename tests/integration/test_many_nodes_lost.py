@@ -65,12 +65,12 @@ def test_worker_failure_caused_by_a_killed_node_is_not_charged(tmp_path: Path) -
         host, port = E["MASTER_ADDR"], int(E["MASTER_PORT"])
         if RANK == "0":
             with socket.create_server((host, port)) as server:
-                tell("open")
+                send("open")
                 peer = server.accept()[0]
         else:
             obey()
             peer = socket.create_connection((host, port))
-        tell("met")
+        send("connected")
         peer.recv(1)
         os._exit(1)
     obey()
@@ -79,10 +79,10 @@ def test_worker_failure_caused_by_a_killed_node_is_not_charged(tmp_path: Path) -
     with Cluster(tmp_path, script, *flags, nnodes="1:2", conf=TOGETHER) as cluster:
         cluster.start_coordinator("coordinator")
         cluster.start_all("a", "b")
-        told = [cluster.news.next() for _ in range(3)]
-        starts = {words[1]: words for words in told if len(words) > 2}
+        received = [cluster.messages.next() for _ in range(3)]
+        starts = {words[1]: words for words in received if len(words) > 2}
         os.kill(int(starts["1"][-1]), signal.SIGUSR1)
-        assert [cluster.news.next()[0] for _ in range(2)] == ["met"] * 2
+        assert [cluster.messages.next()[0] for _ in range(2)] == ["connected"] * 2
         killed, survivor = starts["1"][0], starts["0"][0]
         cluster.agents[killed].signal(signal.SIGKILL)
         again = cluster.next_start()
@@ -101,7 +101,7 @@ def test_too_few_survivors_stop_and_wait_for_a_replacement(tmp_path: Path) -> No
         worker = Watched(before["a"].pid)
         cluster.agents["b"].kill()
         cluster.agents["a"].says("the round is broken")
-        worker.all_gone()
+        worker.wait_until_exited()
         cluster.start("new")
         after = cluster.generation(2)
         assert after["a"].rank == before["a"].rank
@@ -136,7 +136,7 @@ def test_frozen_agent_is_fenced_when_it_resumes_and_rejoins(tmp_path: Path, team
         frozen, old = cluster.agents["b"], Watched(before["b"].pid)
         frozen.signal(signal.SIGSTOP)
         smaller = cluster.generation(2)
-        old.gone_already()  # Its keeper has killed it.
+        old.assert_exited()  # Its keeper has killed it.
         assert set(smaller) == {"a", "c"}
         frozen.signal(signal.SIGCONT)
         after = cluster.generation(3)
@@ -179,7 +179,7 @@ def test_replaced_frozen_agent_stands_by_when_it_resumes(tmp_path: Path) -> None
         frozen, old = cluster.agents["b"], Watched(before["b"].pid)
         frozen.signal(signal.SIGSTOP)
         after = cluster.generation(2)
-        old.gone_already()
+        old.assert_exited()
         assert after["spare"].rank == before["b"].rank
         frozen.signal(signal.SIGCONT)
         frozen.says("standing by")

@@ -81,7 +81,7 @@ def test_two_jobs_at_one_endpoint_are_independent(tmp_path: Path) -> None:
         one.start("b")
         two.start_all("c", "d")
         first, second = one.generation(2), two.generation(2)
-        assert first["a"].meeting != second["c"].meeting
+        assert first["a"].master_endpoint != second["c"].master_endpoint
         first["a"].fail()
         first = one.generation(2)
         assert {start.restarts for start in first.values()} == {1}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from real_jobs import Job, News, Watched
+from real_jobs import Job, Watched, WorkerMessages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,18 +26,18 @@ FAMILY = """
             os.setsid()
             if os.fork() == 0:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                tell(f"daemon{RANK}")
+                send(f"daemon{RANK}")
                 os.close(write)
                 forever()
             os._exit(0)
         os.close(write)
-        os.read(read, 1)  # Ends when it has told.
+        os.read(read, 1)  # Ends once it has sent.
     def have_family():
-        tell(f"child{RANK}", sleeper())
-        tell(f"session{RANK}", sleeper(start_new_session=True))
-        tell(f"bare{RANK}", sleeper(start_new_session=True, env={}))
+        send(f"child{RANK}", sleeper())
+        send(f"session{RANK}", sleeper(start_new_session=True))
+        send(f"bare{RANK}", sleeper(start_new_session=True, env={}))
         daemon()
-        tell(f"leader{RANK}")
+        send(f"leader{RANK}")
 """
 FAMILY_SIZE = 5
 
@@ -45,7 +45,7 @@ FAMILY_SIZE = 5
 @pytest.mark.parametrize("victims", ["agent", "agent and leaders", "keeper"])
 def test_killing_agent_or_keeper_kills_all_processes(tmp_path: Path, victims: str) -> None:
     with Job(tmp_path, FAMILY + "\n    have_family(); forever()\n", "--nproc-per-node=2") as job:
-        family = job.news.take(2 * FAMILY_SIZE)
+        family = job.messages.take(2 * FAMILY_SIZE)
         keeper = job.keeper()
         everyone = Watched(*family.values(), keeper, job.agent.pid)
         doomed = {
@@ -59,19 +59,19 @@ def test_killing_agent_or_keeper_kills_all_processes(tmp_path: Path, victims: st
             os.kill(job.agent.pid, signal.SIGSTOP)
         for pid in doomed:
             os.kill(pid, signal.SIGKILL)
-        everyone.all_gone()
+        everyone.wait_until_exited()
 
 
 def test_killing_agent_and_keeper_at_once_still_kills_the_workers(tmp_path: Path) -> None:
     """The only case in which children of workers may survive, because no process is left to find them."""
     with Job(tmp_path, FAMILY + "\n    have_family(); forever()\n") as job:
-        family = job.news.take(FAMILY_SIZE)
+        family = job.messages.take(FAMILY_SIZE)
         keeper = job.keeper()
         workers = Watched(family["leader0"], keeper, job.agent.pid)
         os.kill(job.agent.pid, signal.SIGSTOP)  # So that it does not clean up in between.
         os.kill(keeper, signal.SIGKILL)
         os.kill(job.agent.pid, signal.SIGKILL)
-        workers.all_gone()
+        workers.wait_until_exited()
         for name, pid in family.items():
             if name != "leader0":
                 os.kill(pid, signal.SIGKILL)
@@ -80,18 +80,18 @@ def test_killing_agent_and_keeper_at_once_still_kills_the_workers(tmp_path: Path
 def test_crashed_worker_leaves_no_children(tmp_path: Path) -> None:
     script = FAMILY + "\n    have_family(); os.kill(os.getpid(), signal.SIGSEGV)\n"
     with Job(tmp_path, script) as job:
-        family = Watched(*job.news.take(FAMILY_SIZE).values())
+        family = Watched(*job.messages.take(FAMILY_SIZE).values())
         code, _, err = job.end()
-        family.gone_already()
+        family.assert_exited()
         assert code == 128 + signal.SIGSEGV
         assert "SIGSEGV (segmentation fault)" in err
 
 
 def test_successful_worker_leaves_no_children(tmp_path: Path) -> None:
     with Job(tmp_path, FAMILY + "\n    have_family()\n") as job:
-        family = Watched(*job.news.take(FAMILY_SIZE).values())
+        family = Watched(*job.messages.take(FAMILY_SIZE).values())
         code, _, err = job.end()
-        family.gone_already()
+        family.assert_exited()
         assert code == 0, err
 
 
@@ -102,18 +102,18 @@ def test_generation_exits_completely_before_the_next_one_starts(tmp_path: Path) 
     if GENERATION == "0":
         have_family()
         forever()
-    tell("again")
-    with open(os.environ["NEWS"] + ".go"): pass
+    send("again")
+    with open(os.environ["MESSAGES"] + ".go"): pass
     """
     )
-    os.mkfifo(tmp_path / "news.go")  # Before a worker opens it.
+    os.mkfifo(tmp_path / "messages.go")  # Before a worker opens it.
     with Job(tmp_path, script, "--max-restarts=1", "--shutdown-timeout=30") as job:
-        told = job.news.take(FAMILY_SIZE)
-        family = Watched(*told.values())
-        os.kill(told["leader0"], signal.SIGKILL)
-        assert job.news.next()[0] == "again"
-        family.gone_already()
-        with open(f"{job.news.path}.go", "w"):
+        received = job.messages.take(FAMILY_SIZE)
+        family = Watched(*received.values())
+        os.kill(received["leader0"], signal.SIGKILL)
+        assert job.messages.next()[0] == "again"
+        family.assert_exited()
+        with open(f"{job.messages.path}.go", "w"):
             pass
         code, _, err = job.end()
         assert code == 0, err
@@ -129,10 +129,10 @@ def test_lost_keeper_costs_one_restart_and_leaves_no_orphan(tmp_path: Path) -> N
     """
     )
     with Job(tmp_path, script, "--max-restarts=1") as job:
-        family = Watched(*job.news.take(FAMILY_SIZE).values())
+        family = Watched(*job.messages.take(FAMILY_SIZE).values())
         os.kill(job.keeper(), signal.SIGKILL)
         code, _, err = job.end()
-        family.gone_already()
+        family.assert_exited()
         assert code == 0, err
         assert "the keeper of the workers" in err
 
@@ -143,23 +143,23 @@ def test_function_workers_are_killed_with_their_program(tmp_path: Path, method: 
     program.write_text(
         "import os, signal, subprocess, sys\n"
         "from holdfast.launcher import LaunchConfig, elastic_launch\n"
-        "def tell(name, pid):\n"
-        "    with open(os.environ['NEWS'], 'w') as news: news.write(f'{name} {pid}\\n')\n"
+        "def send(name, pid):\n"
+        "    with open(os.environ['MESSAGES'], 'w') as messages: messages.write(f'{name} {pid}\\n')\n"
         "def work():\n"
         "    rank = os.environ['RANK']\n"
         "    child = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
-        "    tell('child' + rank, child.pid); tell('leader' + rank, os.getpid())\n"
+        "    send('child' + rank, child.pid); send('leader' + rank, os.getpid())\n"
         "    signal.pause()\n"
         "if __name__ == '__main__':\n"
         "    config = LaunchConfig(1, 1, 2, start_method=sys.argv[1])\n"
         "    elastic_launch(config, work)()\n"
     )
-    news = News(tmp_path)
+    messages = WorkerMessages(tmp_path)
     command = [sys.executable, str(program), method]
-    with subprocess.Popen(command, env={**os.environ, "NEWS": str(news.path)}) as launched:
+    with subprocess.Popen(command, env={**os.environ, "MESSAGES": str(messages.path)}) as launched:
         try:
-            everyone = Watched(*news.take(4).values())
+            everyone = Watched(*messages.take(4).values())
         finally:
             launched.kill()
-    everyone.all_gone()
-    news.close()
+    everyone.wait_until_exited()
+    messages.close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos.network import Network, address
-from network_teams import PORT, NetworkCluster, finish, meeting
+from network_teams import PORT, NetworkCluster, finish, wait_for_group
 from real_jobs import HOLDFAST, PATIENCE_S, Watched
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def test_workers_on_several_machines_connect(tmp_path: Path, network: Network) -> None:
     with NetworkCluster(tmp_path, network, "3") as cluster:
         cluster.start_nodes("abc")
-        finish(meeting(cluster, *"abc"))
+        finish(wait_for_group(cluster, *"abc"))
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
@@ -38,7 +38,7 @@ def test_nodes_with_a_shared_home_share_a_token_and_others_are_refused(
         first = cluster.start_on("a", conf="node_id=victim", env=home)
         cluster.await_coordinator(first)
         cluster.start_on("b", env=home)
-        workers = meeting(cluster, *"ab")
+        workers = wait_for_group(cluster, *"ab")
         token = shared / ".holdfast" / "token"
         assert first.output().count(str(token)) == 1
         assert str(token) not in cluster.agents["b"].output()
@@ -61,7 +61,7 @@ def test_node_accepted_without_a_token_cannot_replace_a_live_node(
     with NetworkCluster(tmp_path, network, "2") as cluster:
         cluster.await_coordinator(cluster.start_on("a", conf="auth=none,node_id=victim"))
         cluster.start_on("b", conf="auth=none")
-        workers = meeting(cluster, *"ab")
+        workers = wait_for_group(cluster, *"ab")
         attack = "auth=none,node_id=victim,is_host=0"
         cluster.start(
             "stranger", "--local-addr=203.0.113.66", conf=attack, before=network.inside(2)
@@ -83,7 +83,7 @@ def test_host_whose_name_is_loopback_is_reachable_for_others(
         network.name(node, "head", address(0))
     with NetworkCluster(tmp_path, network, "3", host="head") as cluster:
         cluster.start_nodes("abc")
-        finish(meeting(cluster, *"abc"))
+        finish(wait_for_group(cluster, *"abc"))
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
@@ -99,7 +99,7 @@ def test_node_with_a_loopback_endpoint_is_reachable_for_others(
             cluster.host = host
             first = f"rank_order=label,label={name}"  # This makes `a` the first node.
             cluster.start_on(name, conf=first, env=token)
-        finish(meeting(cluster, *"ab"))
+        finish(wait_for_group(cluster, *"ab"))
         for name in "ab":
             assert cluster.agents[name].end()[0] == 0
 
@@ -107,13 +107,13 @@ def test_node_with_a_loopback_endpoint_is_reachable_for_others(
 def test_cut_off_node_is_lost_and_rejoins_after_the_cut(tmp_path: Path, network: Network) -> None:
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc")
-        old = meeting(cluster, *"abc")
+        old = wait_for_group(cluster, *"abc")
         network.cut(2)
-        meeting(cluster, *"ab")
+        wait_for_group(cluster, *"ab")
         gone = Watched(old["c"])
         network.heal(2)
-        after = meeting(cluster, *"abc")
-        gone.gone_already()
+        after = wait_for_group(cluster, *"abc")
+        gone.assert_exited()
         assert "fenced" in cluster.agents["c"].output()
         finish(after)
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
@@ -124,13 +124,13 @@ def test_cut_off_node_stops_its_workers_before_they_are_replaced(
 ) -> None:
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc", conf="on_lost=stop")
-        old = meeting(cluster, *"abc")
+        old = wait_for_group(cluster, *"abc")
         gone = Watched(old["c"])
         network.cut(2)
-        meeting(cluster, *"ab")
-        gone.gone_already()
+        wait_for_group(cluster, *"ab")
+        gone.assert_exited()
         network.heal(2)
-        after = meeting(cluster, *"abc")
+        after = wait_for_group(cluster, *"abc")
         assert "no response from the coordinator" in cluster.agents["c"].output()
         finish(after)
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
@@ -143,11 +143,11 @@ def test_node_cut_off_in_one_direction_is_lost(
     ways = (2, 0) if direction == "to the coordinator" else (0, 2)
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc")
-        meeting(cluster, *"abc")
+        wait_for_group(cluster, *"abc")
         network.silence(*ways)
-        meeting(cluster, *"ab")
+        wait_for_group(cluster, *"ab")
         network.unsilence(*ways)
-        after = meeting(cluster, *"abc")
+        after = wait_for_group(cluster, *"abc")
         finish(after)
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
@@ -157,7 +157,7 @@ def test_job_survives_a_cut_of_the_coordinators_machine(tmp_path: Path, network:
     by_default = "keep_alive_interval=1,keep_alive_max_attempt=5"
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc", conf=by_default)
-        meeting(cluster, *"abc")
+        wait_for_group(cluster, *"abc")
         network.cut(0)
         for name in "bc":
             output = cluster.agents[name].says("(coordinator_timeout=60)")
@@ -166,7 +166,7 @@ def test_job_survives_a_cut_of_the_coordinators_machine(tmp_path: Path, network:
             assert 60 - int(left[1]) <= 10
         cluster.agents["a"].says("the round is broken")
         network.heal(0)
-        after = meeting(cluster, *"abc")
+        after = wait_for_group(cluster, *"abc")
         for name in "bc":
             cluster.agents[name].says(f"reconnected to the coordinator at {cluster.endpoint}")
         finish(after)
@@ -176,7 +176,7 @@ def test_job_survives_a_cut_of_the_coordinators_machine(tmp_path: Path, network:
 def test_nodes_exit_if_the_coordinator_stays_cut_off(tmp_path: Path, network: Network) -> None:
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc", conf="coordinator_timeout=3")
-        meeting(cluster, *"abc")
+        wait_for_group(cluster, *"abc")
         network.cut(0)
         for name in "bc":
             code, output = cluster.agents[name].end()
@@ -251,8 +251,8 @@ def test_store_of_a_one_node_job_is_reachable_only_if_configured(
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as job:
         assert job.stdin is not None
         assert job.stdout is not None
-        told, port = job.stdout.readline().split()
+        received, port = job.stdout.readline().split()
         visit = [*network.inside(1), sys.executable, "-c", VISITS_IT, "node0", port]
         visited = subprocess.run(visit, capture_output=True, timeout=PATIENCE_S).returncode == 0
         job.communicate("go on\n", timeout=PATIENCE_S)
-    assert (told, visited, job.returncode) == (host, is_open, 0)
+    assert (received, visited, job.returncode) == (host, is_open, 0)

@@ -142,8 +142,8 @@ def test_refused_binding_is_reported(
     (tmp_path / "slow.py").touch()
     preload = ["slow"] if what == "a warm program" else []
     command = [where_it_runs] if what == "a function" else [sys.executable, "train.py"]
-    told = rf"bind to CPUs \[{nowhere}\]: Invalid argument"
-    with pytest.raises(ChildFailedError, match=told):
+    message = rf"bind to CPUs \[{nowhere}\]: Invalid argument"
+    with pytest.raises(ChildFailedError, match=message):
         launch(*command, start_method="fork", preload=preload)
     assert not Path("started").exists()
 
@@ -153,8 +153,10 @@ def test_refused_binding_is_reported_before_workers_start(
 ) -> None:
     nowhere = os.cpu_count() or 1
     monkeypatch.setattr(binding, "_decide", lambda *_: {0: [FIRST], 1: [nowhere]})
-    told = f"^--numa-binding node: the kernel refuses to bind to CPUs {nowhere}: Invalid argument"
-    with pytest.raises(EnvironmentProblem, match=told):
+    message = (
+        f"^--numa-binding node: the kernel refuses to bind to CPUs {nowhere}: Invalid argument"
+    )
+    with pytest.raises(EnvironmentProblem, match=message):
         launch("touch", "started")
     assert not Path("started").exists()
 
@@ -174,8 +176,8 @@ def test_machine_without_gpus_joins_no_job(machine: Path, monkeypatch: pytest.Mo
     """Otherwise the others would wait for it, and regroup when it leaves."""
     (machine / "proc").rename(machine / "nothing")
     (machine / "sys/bus").rename(machine / "no_bus")
-    met: list[Any] = []
-    monkeypatch.setattr(launch_job, "rendezvous_of", lambda *how: met.append(how))
+    calls: list[Any] = []
+    monkeypatch.setattr(launch_job, "rendezvous_of", lambda *how: calls.append(how))
     with pytest.raises(EnvironmentProblem, match=r"^--numa-binding node: "):
         launch("touch", "started")
-    assert met == []
+    assert calls == []

@@ -105,9 +105,9 @@ def test_events_can_be_printed_to_the_console(tmp_path: Path) -> None:
 
 
 def test_unknown_event_destination_is_refused(tmp_path: Path) -> None:
-    with ObservedJob(tmp_path, "tell('up')", "--event-log-handler=pigeon") as job:
+    with ObservedJob(tmp_path, "send('up')", "--event-log-handler=pigeon") as job:
         code, output = job.ends()
-        assert job.news.is_quiet()
+        assert job.messages.is_quiet()
         assert job.left_behind() == []
     assert code == 2
     [line] = output.splitlines()
@@ -122,7 +122,7 @@ from holdfast import worker
 worker.heartbeat()
 worker.progress(7 + int(RANK))
 with worker.section("validation", timeout=1000):
-    tell(f"up{RANK}")
+    send(f"up{RANK}")
     obey()
 """
 
@@ -149,9 +149,9 @@ def test_metrics_count_a_restart(tmp_path: Path) -> None:
     flags = ("--metrics-port=0", "--nproc-per-node=2", "--max-restarts=2")
     with ObservedJob(tmp_path, STEPPING, *flags) as job:
         port = int(job.prints("metrics: http://127.0.0.1:").removesuffix("/metrics"))
-        before = job.news.take(2)
+        before = job.messages.take(2)
         os.kill(before["up0"], signal.SIGKILL)
-        after = job.news.take(2)
+        after = job.messages.take(2)
 
         def started() -> Samples | None:
             samples = scraped(port)
@@ -186,9 +186,9 @@ def test_busy_port_ends_the_command_before_workers_start(tmp_path: Path, what: s
         port = taken.getsockname()[1]
         flags = [f"--metrics-port={port}"] if what == "--metrics-port" else []
         env = {} if flags else {what: str(port)}
-        with ObservedJob(tmp_path, "tell('up')", *flags, env=env) as job:
+        with ObservedJob(tmp_path, "send('up')", *flags, env=env) as job:
             code, output = job.ends()
-            assert job.news.is_quiet()
+            assert job.messages.is_quiet()
             assert job.left_behind() == []
     assert code == 78
     [line] = output.splitlines()
@@ -203,8 +203,8 @@ def test_worker_knows_the_outcome_of_the_previous_generation(tmp_path: Path) -> 
     script = """
 from holdfast import worker
 own = worker.info()
-told = (own.rank, own.generation, own.restart_count, own.previous_world_size, repr(own.last_end))
-sys.stdout.write(" ".join(map(str, told)) + "\\n")  # At once, so that lines stay apart.
+values = (own.rank, own.generation, own.restart_count, own.previous_world_size, repr(own.last_end))
+sys.stdout.write(" ".join(map(str, values)) + "\\n")  # At once, so that lines stay apart.
 sys.exit(GENERATION == "0" and RANK == "1")
 """
     with ObservedJob(tmp_path, script, "--nproc-per-node=2", "--max-restarts=1") as job:
@@ -225,7 +225,7 @@ while not os.path.exists("enough"):
     step += 1
     with worker.section("step", timeout=1000):
         worker.progress(step)
-        tell("tick")
+        send("tick")
         time.sleep(0.2)
 """
 WINDOWS_MAX = 50
@@ -243,7 +243,7 @@ def test_agent_sleeps_while_its_workers_run(tmp_path: Path, what: str) -> None:
     with ObservedJob(tmp_path, TICKING, *flags, env=EVERYTHING if everything else {}) as job:
         before = -1
         for _ in range(WINDOWS_MAX):
-            job.news.next()
+            job.messages.next()
             now = switches(job.agent.pid) + sum(map(switches, children(job.agent.pid)))
             if now == before:
                 break

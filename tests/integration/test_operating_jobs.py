@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 STOPPED = 143
 TOKEN = "f" * 32
-LOOK_AGAIN_S = 0.05
+POLL_S = 0.05
 SAYS = """
     print("first", NUMBER, "of", RANK, flush=True)
     obey()
@@ -52,7 +52,7 @@ def await_agents(*pids: int) -> str:
         if len(ours) == len(pids):
             return str(ours[0])
         assert time.monotonic() < deadline, found
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(POLL_S)
 
 
 def await_text(path: Path, text: str) -> None:
@@ -60,7 +60,7 @@ def await_text(path: Path, text: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while text not in path.read_text():
         assert time.monotonic() < deadline, path.read_text()
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(POLL_S)
 
 
 def status_of(run_id: str, *flags: str, env: dict[str, str] | None = None) -> dict[str, Any]:
@@ -102,12 +102,12 @@ def test_job_with_one_node_can_be_watched_and_steered(tmp_path: Path) -> None:
         from holdfast import worker
         print("generation", os.environ["HOLDFAST_GENERATION"], "of", RANK, flush=True)
         worker.progress(7)
-        tell(RANK)
+        send(RANK)
         forever()
     """
     flags = ("--nproc-per-node", "2", "--redirects", "3", "--log-dir", str(tmp_path / "logs"))
     with Job(tmp_path, script, *flags, "--max-restarts", "0") as job:
-        job.news.take(2)
+        job.messages.take(2)
         run_id = await_agents(job.agent.pid)
         about = ("--rdzv-id", run_id)
         following = subprocess.Popen(
@@ -124,17 +124,17 @@ def test_job_with_one_node_can_be_watched_and_steered(tmp_path: Path) -> None:
             ]
             holdfast("drain", "x", *about, code=1)
             holdfast("restart", *about, "--reason", "why not")
-            job.news.take(2)
+            job.messages.take(2)
             lines = {following.stdout.readline() for _ in range(2)}
             assert lines == {"[0] generation 1 of 0\n", "[1] generation 1 of 1\n"}
             assert holdfast("logs", *about, "--rank", "1", "--no-prefix")[0] == (
                 "generation 1 of 1\n"
             )
-            told = [
+            received = [
                 json.loads(line) for line in holdfast("events", "--json", *about)[0].splitlines()
             ]
-            assert any("why not" in one["text"] for one in told)
-            assert "workers-failed" not in {one["kind"] for one in told}
+            assert any("why not" in one["text"] for one in received)
+            assert "workers-failed" not in {one["kind"] for one in received}
             [recorded] = (tmp_path / "logs").rglob("events-*.jsonl")
             await_text(recorded, "holdfast.request")
             holdfast("stop", *about, "--reason", "enough")
@@ -219,8 +219,8 @@ def test_stacks_of_all_nodes_are_grouped(tmp_path: Path) -> None:
 
 
 def test_killed_agent_is_not_listed(tmp_path: Path) -> None:
-    with Job(tmp_path, "tell('up')\nforever()") as job:
-        job.news.take(1)
+    with Job(tmp_path, "send('up')\nforever()") as job:
+        job.messages.take(1)
         run_id = await_agents(job.agent.pid)
         job.signal(signal.SIGKILL)
         job.agent.wait(PATIENCE_S)

@@ -32,9 +32,9 @@ KEEP = """
 from holdfast.store.from_env import from_environment
 store = from_environment()
 store.set("plan", "three steps")
-tell(os.environ["MASTER_PORT"])
+send(os.environ["MASTER_PORT"])
 store.wait(["go"])
-tell(store.get("plan").decode().replace(" ", "-"))
+send(store.get("plan").decode().replace(" ", "-"))
 """
 
 
@@ -63,11 +63,11 @@ def shake_hands(port: int) -> str:
 
 def test_workers_store_serves_only_its_own_user(tmp_path: Path) -> None:
     with Job(tmp_path, KEEP, "--nproc-per-node", "1") as job:
-        port = int(job.news.next()[0])
+        port = int(job.messages.next()[0])
         assert as_user(STRANGER, lambda: write_to_store(port)).startswith("refused")
         store = TCPStore("127.0.0.1", port, timeout=timedelta(seconds=20))
         store.set("go", "")
-        assert job.news.next()[0] == "three-steps"
+        assert job.messages.next()[0] == "three-steps"
         assert job.end()[0] == 0
 
 
@@ -89,9 +89,9 @@ def test_coordinator_without_a_token_serves_only_its_own_user(tmp_path: Path) ->
 SECRET = "login failed for user=prod password=hunter2"
 
 
-def in_folder(tmp_path: Path, meeting: Path, script: str, *flags: str) -> Cluster:
+def in_folder(tmp_path: Path, shared: Path, script: str, *flags: str) -> Cluster:
     return Cluster(
-        tmp_path, script, *flags, nnodes="1:2", backend="file", endpoint=str(meeting), run_id="mine"
+        tmp_path, script, *flags, nnodes="1:2", backend="file", endpoint=str(shared), run_id="mine"
     )
 
 
@@ -118,8 +118,8 @@ def test_job_refuses_a_folder_of_another_user(
     private = tmp_path / "private"
     private.mkdir(0o700)
     (private / "keys").write_text("mine")
-    with shared_folder() as meeting, in_folder(tmp_path, meeting, OBEY) as cluster:
-        job = meeting / "kmine"
+    with shared_folder() as shared, in_folder(tmp_path, shared, OBEY) as cluster:
+        job = shared / "kmine"
         assert as_user(STRANGER, lambda: plant(job, private / "keys")) == "planted"
         code, output = cluster.start("a").end()
         assert (code, output.count("\n")) == (78, 1), output
@@ -129,10 +129,10 @@ def test_job_refuses_a_folder_of_another_user(
         assert os.listdir(private) == ["keys"]
 
 
-def read_all(meeting: Path) -> str:
+def read_all(shared: Path) -> str:
     """Read everything that is readable."""
     found = []
-    for folder, _, names in os.walk(meeting):
+    for folder, _, names in os.walk(shared):
         for name in names:
             try:
                 found.append((Path(folder) / name).read_text(errors="replace"))
@@ -143,8 +143,8 @@ def read_all(meeting: Path) -> str:
 
 def test_job_folder_is_readable_only_for_its_user(tmp_path: Path) -> None:
     with (
-        shared_folder() as meeting,
-        in_folder(tmp_path, meeting, f"raise RuntimeError({SECRET!r})", "--redirects=3") as cluster,
+        shared_folder() as shared,
+        in_folder(tmp_path, shared, f"raise RuntimeError({SECRET!r})", "--redirects=3") as cluster,
     ):
         before = os.umask(0)
         try:
@@ -152,8 +152,8 @@ def test_job_folder_is_readable_only_for_its_user(tmp_path: Path) -> None:
         finally:
             os.umask(before)
         assert agent.end()[0] == 1
-        assert SECRET in read_all(meeting)
-        assert as_user(STRANGER, lambda: read_all(meeting)) == "[]"
+        assert SECRET in read_all(shared)
+        assert as_user(STRANGER, lambda: read_all(shared)) == "[]"
 
 
 # Folders and files of another user.

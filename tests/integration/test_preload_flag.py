@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 # Two modules of the standard library that nothing else here imports, and one of the user.
 WORKER = """
 import sys
-told = [name for name in ("wave", "chunk_of_mine", "filecmp") if name in sys.modules]
+imported = [name for name in ("wave", "chunk_of_mine", "filecmp") if name in sys.modules]
 import wave
 import chunk_of_mine
 def main():
     import filecmp
-sys.stdout.write(" ".join(["there already:", *told]) + "\\n")  # One write: two share it.
+sys.stdout.write(" ".join(["there already:", *imported]) + "\\n")  # One write: two share it.
 """
 
 

@@ -102,11 +102,11 @@ def test_running_and_killed_jobs_have_reports(tmp_path: Path) -> None:
     from holdfast import worker
     print("loading", flush=True)
     worker.progress(7)
-    tell(RANK)
+    send(RANK)
     forever()
     """
     with Job(tmp_path, script, "--log-dir", str(tmp_path / "logs"), "--redirects", "3") as job:
-        job.news.take(1)
+        job.messages.take(1)
         until(lambda: lines_of(tmp_path, "progress") or None)
         assert report_of(tmp_path / "logs")["outcome"]["state"] == "running"
         job.signal(signal.SIGKILL)

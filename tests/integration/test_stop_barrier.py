@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # When the first worker of `b` is stopped, it saves until the test orders it to finish.
 SAVES = """
 def save(*_):
-    tell("saving")
+    send("saving")
     signal.sigwait({signal.SIGUSR1})
     os._exit(0)
 if AGENT == "b" and NUMBER == 0:
@@ -36,7 +36,7 @@ def start_all(cluster: Cluster, names: str) -> dict[str, int]:
 
 def check_that_all_wait(cluster: Cluster, *names: str) -> None:
     """Check that no worker starts, and that all agents print which node they wait for."""
-    assert cluster.news.next()[0] == "saving"
+    assert cluster.messages.next()[0] == "saving"
     for name in names:
         output = cluster.agents[name].says("cannot start yet")
         assert "generation 1 cannot start yet: the workers of node-b have not stopped" in output

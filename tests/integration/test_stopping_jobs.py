@@ -14,14 +14,14 @@ from real_jobs import Job, Watched
 
 OBEDIENT = """
     def obey(signum, frame):
-        tell(f"got{signum}-{RANK}")
+        send(f"got{signum}-{RANK}")
         sys.exit(0)
     for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
         signal.signal(one, obey)
 """
 STUBBORN = """
     for one in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(one, lambda signum, frame: tell(f"ignored{signum}-{RANK}"))
+        signal.signal(one, lambda signum, frame: send(f"ignored{signum}-{RANK}"))
 """
 
 
@@ -29,11 +29,11 @@ STUBBORN = """
 def test_signal_is_forwarded_to_each_leader(tmp_path: Path, name: str) -> None:
     signum = signal.Signals[name]
     flags = ("--nproc-per-node=2", "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
-    script = OBEDIENT + "\n    tell(f'leader{RANK}'); forever()\n"
+    script = OBEDIENT + "\n    send(f'leader{RANK}'); forever()\n"
     with Job(tmp_path, script, *flags) as job:
-        leaders = job.news.take(2)
+        leaders = job.messages.take(2)
         job.signal(signum)
-        assert job.news.take(2) == {
+        assert job.messages.take(2) == {
             f"got{int(signum)}-{rank[-1]}": pid for rank, pid in leaders.items()
         }
         code, _, err = job.end()
@@ -49,18 +49,20 @@ def test_signal_is_sent_only_to_the_leader(tmp_path: Path) -> None:
         + """
     if os.fork() == 0:
         RANK = "child"
-        tell("child"); forever()
-    tell("leader"); forever()
+        send("child"); forever()
+    send("leader"); forever()
     """
     )
     with Job(tmp_path, script) as job:
-        family = job.news.take(2)
+        family = job.messages.take(2)
         gone = Watched(family["child"])
         job.signal(signal.SIGTERM)
-        assert job.news.take(1) == {"got15-0": family["leader"]}
+        assert job.messages.take(1) == {"got15-0": family["leader"]}
         assert job.end()[0] == 143
-        gone.gone_already()
-        assert job.news.is_quiet()  # The child was killed without a signal that it could handle.
+        gone.assert_exited()
+        assert (
+            job.messages.is_quiet()
+        )  # The child was killed without a signal that it could handle.
 
 
 def test_child_of_a_killed_shell_keeps_its_grace_period(tmp_path: Path) -> None:
@@ -68,17 +70,17 @@ def test_child_of_a_killed_shell_keeps_its_grace_period(tmp_path: Path) -> None:
     child.write_text(
         "import os, signal, sys, time\n"
         "def save(signum, frame):\n"
-        "    with open(os.environ['NEWS'], 'w') as news: news.write(f'saved {os.getpid()}\\n')\n"
+        "    with open(os.environ['MESSAGES'], 'w') as messages: messages.write(f'saved {os.getpid()}\\n')\n"
         "    sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, save)\n"
-        "with open(os.environ['NEWS'], 'w') as news: news.write(f'child {os.getpid()}\\n')\n"
+        "with open(os.environ['MESSAGES'], 'w') as messages: messages.write(f'child {os.getpid()}\\n')\n"
         "while True: time.sleep(0.1)  # A signal just before it sleeps does not wake it.\n"
     )
     script = f"#!/bin/sh\npython3 {child}\nexit $?\n"
     with Job(tmp_path, script, "--no-python", name="train.sh") as job:
-        pid = job.news.take(1)["child"]
+        pid = job.messages.take(1)["child"]
         job.signal(signal.SIGTERM)
-        assert job.news.take(1) == {"saved": pid}
+        assert job.messages.take(1) == {"saved": pid}
         assert job.end()[0] == 143
 
 
@@ -86,11 +88,11 @@ def test_blocked_console_does_not_delay_a_signal(tmp_path: Path) -> None:
     """Workers must receive the signal even if a pager or a log collector blocks the console."""
     read, write = os.pipe()
     os.write(write, bytes(fcntl.fcntl(write, fcntl.F_GETPIPE_SZ)))
-    script = OBEDIENT + "\n    tell('leader'); forever()\n"
+    script = OBEDIENT + "\n    send('leader'); forever()\n"
     with Job(tmp_path, script, stderr=write) as job:
-        pid = job.news.take(1)["leader"]
+        pid = job.messages.take(1)["leader"]
         job.signal(signal.SIGTERM)
-        assert job.news.take(1) == {"got15-0": pid}
+        assert job.messages.take(1) == {"got15-0": pid}
         os.close(write)
         with open(read, "rb") as console:
             assert console.read().endswith(b"stopped by SIGTERM (termination request)\n")
@@ -99,23 +101,23 @@ def test_blocked_console_does_not_delay_a_signal(tmp_path: Path) -> None:
 
 # Rank 1 fails once the file is written to.
 FAILS_WHEN_TOLD = """
-    tell(f"leader{RANK}")
+    send(f"leader{RANK}")
     if RANK == "1":
-        with open(os.environ["NEWS"] + ".go"): pass
+        with open(os.environ["MESSAGES"] + ".go"): pass
         sys.exit(7)
     forever()
 """
 
 
 def test_second_ctrl_c_kills_immediately(tmp_path: Path) -> None:
-    script = STUBBORN + "\n    tell(f'leader{RANK}'); forever()\n"
+    script = STUBBORN + "\n    send(f'leader{RANK}'); forever()\n"
     with Job(tmp_path, script, "--nproc-per-node=2", "--shutdown-timeout=1000") as job:
-        leaders = Watched(*job.news.take(2).values())
+        leaders = Watched(*job.messages.take(2).values())
         job.signal(signal.SIGINT)
-        assert set(job.news.take(2)) == {"ignored2-0", "ignored2-1"}
+        assert set(job.messages.take(2)) == {"ignored2-0", "ignored2-1"}
         job.signal(signal.SIGINT)
         code, _, err = job.end()
-        leaders.gone_already()
+        leaders.assert_exited()
         assert code == 130
         assert "killing the workers now" in err
 
@@ -126,16 +128,16 @@ def test_worker_is_killed_with_its_children_after_the_timeout(tmp_path: Path) ->
         + """
     if os.fork() == 0:
         os.setsid()
-        tell("child")
+        send("child")
         forever()
-    tell("leader"); forever()
+    send("leader"); forever()
     """
     )
     with Job(tmp_path, script, "--shutdown-timeout=0.2") as job:
-        family = Watched(*job.news.take(2).values())
+        family = Watched(*job.messages.take(2).values())
         job.signal(signal.SIGTERM)
         code, _, err = job.end()
-        family.gone_already()
+        family.assert_exited()
         assert code == 143
         assert "did not exit in time: killed it" in err
 
@@ -143,38 +145,40 @@ def test_worker_is_killed_with_its_children_after_the_timeout(tmp_path: Path) ->
 def test_shutdown_timeout_applies_after_a_failure(tmp_path: Path) -> None:
     """torchrun always waits 30 s here, whatever --shutdown-timeout says."""
     script = STUBBORN + FAILS_WHEN_TOLD
-    os.mkfifo(tmp_path / "news.go")  # Before a worker opens it.
+    os.mkfifo(tmp_path / "messages.go")  # Before a worker opens it.
     with Job(tmp_path, script, "--nproc-per-node=2", "--shutdown-timeout=0.2") as job:
-        family = Watched(*job.news.take(2).values())
-        with open(f"{job.news.path}.go", "w"):
+        family = Watched(*job.messages.take(2).values())
+        with open(f"{job.messages.path}.go", "w"):
             pass
         code, _, err = job.end()
-        family.gone_already()
+        family.assert_exited()
         assert code == 7
         assert "consequence" in err
 
 
 def test_stop_signal_can_be_configured(tmp_path: Path) -> None:
     script = OBEDIENT + FAILS_WHEN_TOLD
-    os.mkfifo(tmp_path / "news.go")  # Before a worker opens it.
+    os.mkfifo(tmp_path / "messages.go")  # Before a worker opens it.
     with Job(tmp_path, script, "--nproc-per-node=2", "--stop-signal=SIGUSR1") as job:
-        leaders = job.news.take(2)
-        with open(f"{job.news.path}.go", "w"):
+        leaders = job.messages.take(2)
+        with open(f"{job.messages.path}.go", "w"):
             pass
-        assert job.news.take(1) == {f"got{int(signal.SIGUSR1)}-0": leaders["leader0"]}
+        assert job.messages.take(1) == {f"got{int(signal.SIGUSR1)}-0": leaders["leader0"]}
         assert job.end()[0] == 7
 
 
 def test_signal_during_a_restart_ends_the_job(tmp_path: Path) -> None:
-    script = STUBBORN + "\n    tell(f'leader{RANK}'); forever()\n"
+    script = STUBBORN + "\n    send(f'leader{RANK}'); forever()\n"
     with Job(tmp_path, script, "--nproc-per-node=2", "--max-restarts=5") as job:
-        leaders = job.news.take(2)
+        leaders = job.messages.take(2)
         os.kill(leaders["leader1"], signal.SIGKILL)
-        assert job.news.take(1) == {"ignored15-0": leaders["leader0"]}  # Its stop is in progress.
+        assert job.messages.take(1) == {
+            "ignored15-0": leaders["leader0"]
+        }  # Its stop is in progress.
         job.signal(signal.SIGTERM)
         os.kill(leaders["leader0"], signal.SIGKILL)
         assert job.end()[0] == 143
-        assert job.news.is_quiet()
+        assert job.messages.is_quiet()
 
 
 def test_worker_in_uninterruptible_sleep_is_reported(
@@ -184,18 +188,18 @@ def test_worker_in_uninterruptible_sleep_is_reported(
     monkeypatch.setenv("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "0.3")
     script = """
     os.mkfifo("never")
-    tell("leader")
+    send("leader")
     os.posix_spawn("/bin/true", ["true"], {},
                    file_actions=[(os.POSIX_SPAWN_OPEN, 0, "never", os.O_RDONLY, 0)])
     """
     with Job(tmp_path, script, "--max-restarts=3") as job:
-        worker = Watched(*job.news.take(1).values())
+        worker = Watched(*job.messages.take(1).values())
         code, _, err = job.end()
-        worker.gone_already()
+        worker.assert_exited()
         assert code == 128 + signal.SIGKILL
         assert "stuck in uninterruptible sleep" in err
         assert "restarting" not in err  # A new generation would get stuck as well.
-        assert job.news.is_quiet()
+        assert job.messages.is_quiet()
 
 
 # Signals that Holdfast does not handle may still kill the agent by their default action.
@@ -205,15 +209,15 @@ def test_worker_in_uninterruptible_sleep_is_reported(
 def test_unhandled_signal_leaves_no_folder(tmp_path: Path, signum: int) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    script = "\n    tell(os.environ['HOLDFAST_WORKER_PAGE']); tell('leader'); forever()\n"
+    script = "\n    send(os.environ['HOLDFAST_WORKER_PAGE']); send('leader'); forever()\n"
     with Job(tmp_path, script, env={"TMPDIR": str(temporary)}) as job:
-        page = Path(job.news.next()[0])
-        everyone = Watched(*job.news.take(1).values(), job.keeper())
+        page = Path(job.messages.next()[0])
+        everyone = Watched(*job.messages.take(1).values(), job.keeper())
         assert page.exists()
         assert [*temporary.iterdir()]
         os.kill(job.agent.pid, signum)
         assert job.end()[0] == -signum
-        everyone.all_gone()
+        everyone.wait_until_exited()
         assert not page.parent.exists()
         assert not [*temporary.iterdir()]
 
@@ -252,10 +256,10 @@ def test_signals_during_the_cleanup_change_nothing(tmp_path: Path) -> None:
             remove(path)
         os.rmdir = rmdir
     """
-    script = "\n    tell(os.environ['HOLDFAST_WORKER_PAGE']); forever()\n"
+    script = "\n    send(os.environ['HOLDFAST_WORKER_PAGE']); forever()\n"
     env = {"TMPDIR": str(temporary), **meddled(tmp_path, meddling)}
     with Job(tmp_path, script, env=env) as job:
-        page = Path(job.news.next()[0])
+        page = Path(job.messages.next()[0])
         job.signal(signal.SIGHUP)
         assert job.end()[0] == 128 + signal.SIGHUP
         assert not page.parent.exists()
@@ -263,8 +267,8 @@ def test_signals_during_the_cleanup_change_nothing(tmp_path: Path) -> None:
 
 
 def test_excluded_signal_keeps_its_default_action(tmp_path: Path) -> None:
-    with Job(tmp_path, "\n    tell('leader'); forever()\n", "--signals-to-handle=SIGINT") as job:
-        everyone = Watched(*job.news.take(1).values(), job.keeper())
+    with Job(tmp_path, "\n    send('leader'); forever()\n", "--signals-to-handle=SIGINT") as job:
+        everyone = Watched(*job.messages.take(1).values(), job.keeper())
         job.signal(signal.SIGTERM)
         assert job.end()[0] == -signal.SIGTERM
-        everyone.all_gone()
+        everyone.wait_until_exited()

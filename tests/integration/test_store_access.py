@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chaos.network import address
-from network_teams import NetworkCluster, finish, meeting
+from network_teams import NetworkCluster, finish, wait_for_group
 from other_users import STRANGER, as_user
 from real_jobs import PATIENCE_S
 from real_teams import OBEY, Agent, Cluster
@@ -67,7 +67,7 @@ def test_job_on_one_host_listens_on_loopback_only(
             ranks = ("--node-rank", str(number)) if backend == "static" else ()
             cluster.start(name, *ranks)
         starts = cluster.generation(2)
-        meeting = int(starts["a"].meeting.rpartition(":")[2])
+        master_port = int(starts["a"].master_endpoint.rpartition(":")[2])
         listening = {name: listens_at(agent) for name, agent in cluster.agents.items()}
         for start in starts.values():
             start.finish()
@@ -75,7 +75,7 @@ def test_job_on_one_host_listens_on_loopback_only(
     stores = {port: one for every in listening.values() for one, port in every}
     stores.pop(cluster.port, None)
     assert {*stores.values()} == {expected}
-    assert meeting in stores
+    assert master_port in stores
 
 
 def test_reserved_ports_cannot_be_bound_by_another_user(tmp_path: Path) -> None:
@@ -107,11 +107,11 @@ from holdfast.store.from_env import from_environment
 store = from_environment()
 store.set(f"here{RANK}", AGENT)
 store.wait(["here0", "here1"])
-tell(f"met {AGENT} {NUMBER}")
+send(f"connected {AGENT} {NUMBER}")
 if RANK == "1":
     obey()
     store.set("plan", "three-steps")
-tell(f"plan {store.get('plan').decode()}")
+send(f"plan {store.get('plan').decode()}")
 """
 # A process on a machine outside of the job is faster than rank 1.
 BE_RANK_1 = """
@@ -131,13 +131,13 @@ def test_foreign_host_cannot_impersonate_a_rank_unless_the_store_is_open(
     with NetworkCluster(tmp_path, network, "2", script=TRUST) as cluster:
         for name in "ab":
             cluster.start_on(name, conf=f"store={access},rank_order=label,label={name}")
-        port = cluster.next_start().meeting.rpartition(":")[2]
-        pids = meeting(cluster, *"ab")
+        port = cluster.next_start().master_endpoint.rpartition(":")[2]
+        pids = wait_for_group(cluster, *"ab")
         attack = [*network.inside(2), sys.executable, "-c", BE_RANK_1, address(0), port]
         attacked = subprocess.run(attack, capture_output=True, text=True, timeout=PATIENCE_S)
         if access == "hosts":
             finish({"b": pids["b"]})
-        assert cluster.news.next()[:2] == ["plan", plan]
+        assert cluster.messages.next()[:2] == ["plan", plan]
         assert (attacked.returncode == 0) == (access == "open"), attacked.stderr
         if access == "open":
             finish({"b": pids["b"]})
@@ -158,8 +158,8 @@ def test_another_user_of_the_stores_host_is_refused_at_every_address(
     with NetworkCluster(tmp_path, network, "2") as cluster:
         network.add_address(0, SECOND_ADDRESS)
         cluster.start_nodes("ab", conf=f"store={access}")
-        port = int(cluster.next_start().meeting.rpartition(":")[2])
-        pids = meeting(cluster, *"ab")
+        port = int(cluster.next_start().master_endpoint.rpartition(":")[2])
+        pids = wait_for_group(cluster, *"ab")
         inside = cluster.agents["a"].pid
         for source in sources:
             output = as_user(STRANGER, lambda source=source: attack(source, port), inside)  # type: ignore[misc]
@@ -175,14 +175,14 @@ from holdfast.store.from_env import from_environment
 store = from_environment()
 store.set(f"here{RANK}", AGENT)
 store.wait(["here0", "here1"])
-tell(f"met {AGENT} {NUMBER}")
+send(f"connected {AGENT} {NUMBER}")
 obey()
 if RANK == "1":
     store.set("large", bytes(range(256)) * 30_000)
     store.set("last", "word")
 else:
     assert store.get("large") == bytes(range(256)) * 30_000
-    tell(f"plan {store.get('last').decode()}")
+    send(f"plan {store.get('last').decode()}")
 """
 
 
@@ -199,8 +199,10 @@ def test_private_store_serves_workers_only_through_their_agents(
     with NetworkCluster(tmp_path, network, "2", script=PRIVATE) as cluster:
         for name in "ab":
             cluster.start_on(name, conf=f"store=private,rank_order=label,label={name}")
-        starts = {one.agent: one.meeting for one in (cluster.next_start(), cluster.next_start())}
-        pids = meeting(cluster, *"ab")
+        starts = {
+            one.agent: one.master_endpoint for one in (cluster.next_start(), cluster.next_start())
+        }
+        pids = wait_for_group(cluster, *"ab")
         assert all(where.startswith("127.0.0.1:") for where in starts.values())
         ports = {name: int(where.rpartition(":")[2]) for name, where in starts.items()}
         inside = {name: cluster.agents[name].pid for name in "ab"}
@@ -219,7 +221,7 @@ def test_private_store_serves_workers_only_through_their_agents(
                 output,
             )
         finish(pids)
-        assert cluster.news.next()[:2] == ["plan", "word"]
+        assert cluster.messages.next()[:2] == ["plan", "word"]
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
@@ -233,7 +235,7 @@ def test_each_generation_is_attested_separately(
     with NetworkCluster(tmp_path, network, "3", "--max-restarts=1", shared=shared) as cluster:
         for node, name in enumerate("abc"):
             cluster.start_on(name, "--local-addr", address(node), conf=f"store={access}")
-        first = meeting(cluster, *"abc")
+        first = wait_for_group(cluster, *"abc")
         os.kill(first["b"], signal.SIGUSR2)
-        finish(meeting(cluster, *"abc"))
+        finish(wait_for_group(cluster, *"abc"))
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}

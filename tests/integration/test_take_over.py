@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from chaos.network import address
-from network_teams import CUTTING, PORT, NetworkCluster, finish, meeting
+from network_teams import CUTTING, PORT, NetworkCluster, finish, wait_for_group
 from real_jobs import HOLDFAST
 
 if TYPE_CHECKING:
@@ -42,14 +42,14 @@ class ListCluster(NetworkCluster):
 def test_operator_takes_over_from_a_failed_machine(tmp_path: Path, network: Network) -> None:
     with ListCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc")
-        meeting(cluster, *"abc")
+        wait_for_group(cluster, *"abc")
         network.cut(0)  # Silently: only an operator can know that it is permanent.
         cluster.agents["a"].kill()
         for name in "bc":
             assert "--take-over" in cluster.agents[name].says("(coordinator_timeout=120)")
         assert cluster.is_quiet()
         second = cluster.coordinate("second", 1, "--take-over")
-        meeting(cluster, *"bc")
+        wait_for_group(cluster, *"bc")
         for name in "bc":
             assert (
                 f"connected to the coordinator at {ENDPOINTS[1]} instead"
@@ -58,7 +58,7 @@ def test_operator_takes_over_from_a_failed_machine(tmp_path: Path, network: Netw
         network.heal(0)  # With another agent, which must not coordinate.
         cluster.start("again", conf=PATIENT, env=TOKEN, before=network.inside(0))
         cluster.agents["again"].says(f"a coordinator took over at {ENDPOINTS[1]}")
-        finish(meeting(cluster, *"bc", "again"))
+        finish(wait_for_group(cluster, *"bc", "again"))
         assert second.end()[0] == 0  # It exits with the job.
         assert cluster.codes() == {
             "a": -signal.SIGKILL, "b": 0, "c": 0, "again": 0, "second": 0,
@@ -71,14 +71,14 @@ def test_cut_off_coordinator_stops_when_it_detects_its_replacement(
     """The operator was wrong. Its node joins at the other coordinator, and no node returns to it."""
     with ListCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc")
-        meeting(cluster, *"abc")
+        wait_for_group(cluster, *"abc")
         network.cut(0)
         cluster.agents["b"].says("lost the connection to the coordinator")
         cluster.coordinate("second", 1, "--take-over")
-        meeting(cluster, *"bc")
+        wait_for_group(cluster, *"bc")
         network.heal(0)
         cluster.agents["a"].says(f"a coordinator took over at {ENDPOINTS[1]}")
-        finish(meeting(cluster, *"abc"))
+        finish(wait_for_group(cluster, *"abc"))
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0, "second": 0}
 
 
@@ -89,7 +89,7 @@ def test_takeover_restarts_no_worker_if_all_nodes_reconnect(
     with ListCluster(tmp_path, network, "2") as cluster:
         first = cluster.coordinate("first", 0)
         cluster.start_nodes("bc", conf=ELSEWHERE)
-        workers = meeting(cluster, *"bc")
+        workers = wait_for_group(cluster, *"bc")
         first.kill()
         second = cluster.coordinate("second", 1, "--take-over")
         second.says("and all nodes reconnected")

@@ -204,8 +204,8 @@ async def found(pid: int) -> str:
 
 
 def test_top_restores_the_terminal(tmp_path: Path) -> None:
-    with Job(tmp_path, "tell('up')\nforever()") as job:
-        job.news.take(1)
+    with Job(tmp_path, "send('up')\nforever()") as job:
+        job.messages.take(1)
         run_id = asyncio.run(found(job.agent.pid))
         for ends_by, code in ((b"q", 0), (b"\x03", 0), (signal.SIGTERM, 128 + signal.SIGTERM)):
             terminal = Terminal("top", run_id)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Reports how each worker was started; the first generation waits until it is stopped.
 TELLS = """
-    tell(("warm" if "slow" in sys.modules else "cold") + RANK)
+    send(("warm" if "slow" in sys.modules else "cold") + RANK)
     if GENERATION == "0":
         forever()
 """
@@ -46,16 +46,16 @@ def test_first_start_and_each_restart_are_warm(folder: Path) -> None:
     with Job(folder, script, *flags) as job:
         zygotes = set()
         for _ in range(2):
-            workers = job.news.take(2)
+            workers = job.messages.take(2)
             assert sorted(workers) == ["warm0", "warm1"]
             zygotes.add(zygote_of(job))
             assert set(children_of(job.keeper())) == {*workers.values(), *zygotes}
             os.kill(workers["warm0"], signal.SIGKILL)
         everyone = Watched(*workers.values(), *zygotes, job.keeper())
-        assert sorted(job.news.take(2)) == ["warm0", "warm1"]
+        assert sorted(job.messages.take(2)) == ["warm0", "warm1"]
         code, _, err = job.end()
         assert code == 0, err
-        everyone.gone_already()
+        everyone.assert_exited()
 
 
 @pytest.mark.parametrize("moment", ["while workers run", "while it imports"])
@@ -67,22 +67,22 @@ def test_killed_zygote_restarts_no_worker(folder: Path, moment: str) -> None:
             "import os, signal\n"
             "again = os.path.exists('once')\n"
             "open('once', 'w').close()\n"
-            "with open(os.environ['NEWS'], 'w') as news:\n"
-            "    news.write(f'importing {os.getpid()}\\n')\n"
+            "with open(os.environ['MESSAGES'], 'w') as messages:\n"
+            "    messages.write(f'importing {os.getpid()}\\n')\n"
             "while not again: signal.pause()\n"
         )
     with Job(folder, TELLS, "--max-restarts=1", "--preload=slow") as job:
         if early:
-            first = job.news.take(1)["importing"]
+            first = job.messages.take(1)["importing"]
             os.kill(first, signal.SIGKILL)
-            assert job.news.take(1)["importing"] != first
-        worker = job.news.take(1)["warm0"]
+            assert job.messages.take(1)["importing"] != first
+        worker = job.messages.take(1)["warm0"]
         if not early:
             gone = Watched(zygote_of(job))
             os.kill(zygote_of(job), signal.SIGKILL)
-            gone.all_gone()
+            gone.wait_until_exited()
         os.kill(worker, signal.SIGKILL)
-        assert job.news.next()[0] == "warm0"
+        assert job.messages.next()[0] == "warm0"
         code, _, err = job.end()
         assert code == 0, err
         assert "restart 1 of 1" in err
@@ -90,16 +90,16 @@ def test_killed_zygote_restarts_no_worker(folder: Path, moment: str) -> None:
 
 def test_job_without_restarts_survives_its_zygote(folder: Path) -> None:
     script = """
-    tell("warm" if "slow" in sys.modules else "cold")
-    with open(os.environ["NEWS"] + ".go"): pass
+    send("warm" if "slow" in sys.modules else "cold")
+    with open(os.environ["MESSAGES"] + ".go"): pass
     """
-    os.mkfifo(folder / "news.go")  # Before a worker opens it.
+    os.mkfifo(folder / "messages.go")  # Before a worker opens it.
     with Job(folder, script, "--preload=slow") as job:
-        assert job.news.next()[0] == "warm"
+        assert job.messages.next()[0] == "warm"
         gone = Watched(zygote_of(job))
         os.kill(zygote_of(job), signal.SIGKILL)
-        gone.all_gone()
-        with open(f"{job.news.path}.go", "w"):
+        gone.wait_until_exited()
+        with open(f"{job.messages.path}.go", "w"):
             pass
         code, _, err = job.end()
         assert (code, err) == (0, "")
@@ -107,16 +107,16 @@ def test_job_without_restarts_survives_its_zygote(folder: Path) -> None:
 
 # Where the zygote, or the process that forks the workers, blocks.
 HELD_UP = {
-    "importing": "tell(); pause()",
-    "forking": "os.register_at_fork(after_in_child=lambda: (tell(), pause()))",
+    "importing": "send(); pause()",
+    "forking": "os.register_at_fork(after_in_child=lambda: (send(), pause()))",
 }
 
 
 def hold_up(folder: Path, where: str) -> None:
     (folder / "slow.py").write_text(
         "import os, signal\n"
-        "def tell():\n"
-        "    with open(os.environ['NEWS'], 'w') as news: news.write(f'held {os.getpid()}\\n')\n"
+        "def send():\n"
+        "    with open(os.environ['MESSAGES'], 'w') as messages: messages.write(f'held {os.getpid()}\\n')\n"
         "def pause():\n"
         "    while True: signal.pause()\n" + HELD_UP[where]
     )
@@ -128,30 +128,30 @@ def test_no_process_is_left_after_agent_or_keeper_is_killed(
     folder: Path, where: str, victim: str
 ) -> None:
     hold_up(folder, where)
-    with Job(folder, "tell('never')", "--preload=slow") as job:
-        held = job.news.take(1)["held"]
+    with Job(folder, "send('never')", "--preload=slow") as job:
+        held = job.messages.take(1)["held"]
         keeper = job.keeper()
         below = descendants_of(keeper)
         assert held in below
         everyone = Watched(*below, keeper)
         os.kill(job.agent.pid if victim == "agent" else keeper, signal.SIGKILL)
         if victim == "keeper":
-            everyone.all_gone()  # The agent continues with another keeper.
+            everyone.wait_until_exited()  # The agent continues with another keeper.
             job.signal(signal.SIGKILL)
         else:
-            everyone.all_gone()
+            everyone.wait_until_exited()
 
 
 def test_signal_ends_the_wait_for_imports(folder: Path) -> None:
     hold_up(folder, "importing")
-    with Job(folder, "tell('never')", "--preload=slow") as job:
-        job.news.take(1)
+    with Job(folder, "send('never')", "--preload=slow") as job:
+        job.messages.take(1)
         everyone = Watched(*descendants_of(job.agent.pid))
         job.signal(signal.SIGTERM)
         code, _, err = job.end()
         assert code == 128 + signal.SIGTERM, err
-        everyone.gone_already()
-        assert job.news.is_quiet()
+        everyone.assert_exited()
+        assert job.messages.is_quiet()
 
 
 def test_traceback_of_a_warm_worker_begins_with_its_own_code(folder: Path) -> None:
@@ -188,8 +188,8 @@ def test_functions_are_forked_from_the_zygote(folder: Path) -> None:
     )
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stderr
-    told = [("told", rank, str(folder), "__mp_main__") for rank in range(2)]
-    assert done.stdout == " ".join(map(str, told)) + "\n"
+    received = [("told", rank, str(folder), "__mp_main__") for rank in range(2)]
+    assert done.stdout == " ".join(map(str, received)) + "\n"
 
 
 @pytest.mark.torch
@@ -200,7 +200,7 @@ def test_torch_workers_reconnect_after_a_restart(folder: Path) -> None:
     dist.init_process_group("gloo")
     total = torch.ones(1)
     dist.all_reduce(total)
-    tell(f"{'warm' if was_there else 'cold'}{RANK}:{int(total)}")
+    send(f"{'warm' if was_there else 'cold'}{RANK}:{int(total)}")
     if GENERATION == "0":
         forever()
     dist.barrier()
@@ -208,10 +208,10 @@ def test_torch_workers_reconnect_after_a_restart(folder: Path) -> None:
     """
     flags = ("--nproc-per-node=2", "--max-restarts=1", "--preload=torch")
     with Job(folder, script, *flags) as job:
-        workers = job.news.take(2)
+        workers = job.messages.take(2)
         assert sorted(workers) == ["warm0:2", "warm1:2"]
         os.kill(workers["warm1:2"], signal.SIGKILL)
-        assert sorted(job.news.take(2)) == ["warm0:2", "warm1:2"]
+        assert sorted(job.messages.take(2)) == ["warm0:2", "warm1:2"]
         code, _, err = job.end()
         assert code == 0, err
         assert "thread" not in err

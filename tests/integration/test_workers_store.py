@@ -27,7 +27,7 @@ MEET = (
     + """
 store.set(f"here{RANK}", AGENT)
 store.wait([f"here{rank}" for rank in range(int(E["WORLD_SIZE"]))])
-tell(f"count {store.add('count', 1)}")
+send(f"count {store.add('count', 1)}")
 obey()
 """
 )
@@ -37,14 +37,14 @@ LAST = (
     + """
 if RANK != "0":
     obey()
-    tell(f"stored {store.add('count', 1)}")
+    send(f"stored {store.add('count', 1)}")
 """
 )
 
 
 def counts(cluster: Cluster, workers: int) -> list[int]:
     """Return the count that each worker of a generation read from the store."""
-    return sorted(int(cluster.news.next()[1]) for _ in range(workers))
+    return sorted(int(cluster.messages.next()[1]) for _ in range(workers))
 
 
 def test_workers_of_several_nodes_share_the_store_of_the_first(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_workers_of_several_nodes_share_the_store_of_the_first(tmp_path: Path) -
         starts["b"].fail()
         again = cluster.generation(2)
         assert counts(cluster, 2) == [1, 2]
-        assert again["a"].meeting != starts["a"].meeting
+        assert again["a"].master_endpoint != starts["a"].master_endpoint
         for start in again.values():
             start.finish()
         assert cluster.codes() == {"a": 0, "b": 0}
@@ -84,10 +84,10 @@ def test_late_worker_cannot_use_the_store_of_the_next_generation(tmp_path: Path)
         first = cluster.generation(2)
         first["a"].fail()
         again = cluster.generation(2)
-        host, _, port = first["a"].meeting.rpartition(":")
+        host, _, port = first["a"].master_endpoint.rpartition(":")
         with suppress(DistNetworkError):
             TCPStore(host, int(port), timeout=timedelta(seconds=0.5)).set("key", "old")
-        host, _, port = again["a"].meeting.rpartition(":")
+        host, _, port = again["a"].master_endpoint.rpartition(":")
         with TCPStore(host, int(port)) as store:
             assert not store.check(["key"])
         for start in again.values():
@@ -103,10 +103,10 @@ def test_store_is_served_until_the_last_worker_is_done(tmp_path: Path) -> None:
         first, other = cluster.ranks(2)
         cluster.agents[first.agent].says("waiting for the workers of the other nodes")
         other.finish()
-        assert cluster.news.next()[:2] == ["stored", "1"]
+        assert cluster.messages.next()[:2] == ["stored", "1"]
         for name in "ab":
             assert cluster.agents[name].end()[0] == 0
-        host, _, port = first.meeting.rpartition(":")
+        host, _, port = first.master_endpoint.rpartition(":")
         with pytest.raises(DistNetworkError):
             TCPStore(host, int(port), timeout=timedelta(seconds=0.5))
 
@@ -134,7 +134,7 @@ def test_each_generation_has_a_new_store_port(tmp_path: Path, team: MakeTeam) ->
         meetings = []
         for restart in range(restarts + 1):
             starts = cluster.generation(2)
-            meetings.append(starts["a"].meeting)
+            meetings.append(starts["a"].master_endpoint)
             if restart < restarts:
                 starts["b"].fail()
         assert len({*meetings}) == restarts + 1

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = str(EXAMPLES / "elastic_ddp.py")
-LOOK_AGAIN_S = 0.01
+POLL_S = 0.01
 DEMO_TIMEOUT_S = 100  # It takes about 20 s on two idle cores.
 PRELOADED = {"PET_PRELOAD": "torch,torch._dynamo"}  # Saves imports; torchrun ignores it.
 # Two sums of the same numbers in different orders differ in the last of 16 digits.
@@ -130,4 +130,4 @@ def await_step(folder: Path, step: int, agent: subprocess.Popen[str]) -> None:
     while (folder / "losses.jsonl").read_text().count("\n") < step:
         assert agent.poll() is None, agent.communicate()
         assert time.monotonic() < deadline, f"step {step} was not done"
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(POLL_S)

@@ -98,7 +98,7 @@ def recorded(folder: Path) -> list[Event]:
     return [Event.deserialize(one) for one in lines if one.startswith('{"name":')]
 
 
-def told(event: Event) -> Told:
+def received(event: Event) -> Told:
     text = event.metadata["metadata"]
     assert isinstance(text, str)
     inner = json.loads(text)
@@ -120,10 +120,10 @@ def kinds_of(event: Event) -> dict[str, type]:
 def test_run_has_the_same_events(launchers: Launchers, torchrun: Torchrun, run: str) -> None:
     mine, theirs = events_of_both(launchers, torchrun, RUNS[run])
     if run == "failed":  # torchrun reports workers that its agent stopped as failed.
-        ended, failed = told(mine.pop(-3)), told(theirs.pop(-3))
+        ended, failed = received(mine.pop(-3)), received(theirs.pop(-3))
         assert (ended.same["global_rank"], ended.same["state"]) == (0, "TERMINATED")
         assert (failed.same["global_rank"], failed.same["state"]) == (0, "FAILED")
-    assert [told(one) for one in mine] == [told(one) for one in theirs]
+    assert [received(one) for one in mine] == [received(one) for one in theirs]
     for one, other in zip(mine, theirs, strict=True):
         here, there = kinds_of(one), kinds_of(other)
         assert {key: here[key] for key in there if key != "raw_error"} == {
@@ -137,7 +137,7 @@ def test_watchdog_has_the_same_events(launchers: Launchers, torchrun: Torchrun) 
         launchers, torchrun, RUNS["succeeded"], TORCHELASTIC_ENABLE_FILE_TIMER="1"
     )
     # The time of torchrun's stop event varies, since a separate thread records it.
-    assert sorted(map(told, mine), key=str) == sorted(map(told, theirs), key=str)
+    assert sorted(map(received, mine), key=str) == sorted(map(received, theirs), key=str)
     assert "watchdog started" in [one.name for one in mine]
 
 

@@ -38,7 +38,7 @@ if generation == "0":
     fabric = Fabric(accelerator="cpu", strategy="ddp", devices=workers, num_nodes=nodes)
     fabric.launch()
     environment = fabric.strategy.cluster_environment
-    told = {
+    seen = {
         "kind": type(environment).__name__,
         "rank": fabric.global_rank,
         "world_size": fabric.world_size,
@@ -52,7 +52,7 @@ else:
     from accelerate import PartialState
     from accelerate.utils import reduce
     state = PartialState(cpu=True)
-    told = {
+    seen = {
         "kind": str(state.distributed_type),
         "rank": state.process_index,
         "world_size": state.num_processes,
@@ -63,7 +63,7 @@ else:
         "sum": reduce(torch.tensor(state.process_index + 1.0), reduction="sum").item(),
     }
 with open(f"probe-{generation}-{given['RANK']}.json", "w") as file:
-    json.dump({"told": told, "given": given}, file)
+    json.dump({"seen": seen, "given": given}, file)
 torch.distributed.barrier()
 torch.distributed.destroy_process_group()
 sys.exit(9 if (generation, given["RANK"]) == ("0", "1") else 0)
@@ -80,7 +80,7 @@ def test_lightning_and_accelerate_read_the_launchers_variables(launchers: Launch
     assert set(probes) == names, outcome.err
     for name, probe in probes.items():
         _, generation, rank = name.removesuffix(".json").split("-")
-        assert probe["told"] == expected(probe["given"]) | {"kind": KINDS[generation]}
+        assert probe["seen"] == expected(probe["given"]) | {"kind": KINDS[generation]}
         assert probe["given"]["LOCAL_RANK"] == rank
     # Accelerate warns only if a launcher does not set the variable.
     assert "OMP_NUM_THREADS" not in outcome.err

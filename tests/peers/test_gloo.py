@@ -18,8 +18,8 @@ dist.init_process_group("gloo")
 attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], dist.get_rank()
 total = torch.tensor([rank + 1])
 dist.all_reduce(total)
-told = f"attempt {attempt} rank {rank} of {dist.get_world_size()} total {total.item()}"
-sys.stdout.write(f"{told}\\n")
+line = f"attempt {attempt} rank {rank} of {dist.get_world_size()} total {total.item()}"
+sys.stdout.write(f"{line}\\n")
 sys.stdout.flush()
 if f"{attempt}-{rank}" == os.environ.get("KILLED"):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -25,7 +25,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.tensor([dist.get_rank() + 1])
 dist.all_reduce(total)
-tell(f"summed {AGENT} {NUMBER} {dist.get_rank()} {dist.get_world_size()} {total.item()}")
+send(f"summed {AGENT} {NUMBER} {dist.get_rank()} {dist.get_world_size()} {total.item()}")
 obey()
 dist.barrier()
 dist.destroy_process_group()
@@ -36,15 +36,15 @@ def sums(cluster: Cluster, *agents: str) -> dict[str, int]:
     """Wait until all workers of a generation have reported their sums; return their processes by agent."""
     summed: dict[str, dict[str, int]] = {}
     while True:
-        words = cluster.news.next()
+        words = cluster.messages.next()
         if words[0] != "summed":
             continue
         _, agent, generation, _rank, size, total, pid = words
         assert int(total) == sum(range(int(size) + 1))
-        mates = summed.setdefault(generation, {})
-        mates[agent] = int(pid)
-        if set(mates) == set(agents) and int(size) == len(agents):
-            return mates
+        members = summed.setdefault(generation, {})
+        members[agent] = int(pid)
+        if set(members) == set(agents) and int(size) == len(agents):
+            return members
 
 
 def order(signum: signal.Signals, pids: dict[str, int]) -> None:

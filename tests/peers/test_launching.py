@@ -29,17 +29,17 @@ def main(api):
             rdzv_endpoint="localhost:0", max_restarts=0, **settings)
         return api.elastic_launch(config, entrypoint)(*args)
 
-    told = {}
+    results = {}
     for method in ("spawn", "fork", "forkserver"):
-        told[method] = launch(work, 10, "x", start_method=method)
-    told["command"] = launch(sys.executable, "-c", "import os; os.environ['RANK']")
+        results[method] = launch(work, 10, "x", start_method=method)
+    results["command"] = launch(sys.executable, "-c", "import os; os.environ['RANK']")
     try:
         launch(sys.executable, "-c", "import os; os._exit(int(os.environ['RANK']) * 3)")
     except Exception as error:
         rank, failure = error.get_first_failure()
-        told["failed"] = [type(error).__name__, error.name, rank, failure.local_rank]
-        told["how"] = [failure.exitcode, failure.signal_name(), failure.error_file]
-    print(json.dumps(told))
+        results["failed"] = [type(error).__name__, error.name, rank, failure.local_rank]
+        results["how"] = [failure.exitcode, failure.signal_name(), failure.error_file]
+    print(json.dumps(results))
 
 if __name__ == "__main__":
     if sys.argv[1] == "torch":
@@ -53,13 +53,13 @@ if __name__ == "__main__":
 # The name is short because torch binds a Unix socket below the test's folder, whose path has its name.
 def test_results_equal_those_of_torch(launchers: Launchers) -> None:
     launchers.script("launching.py", LAUNCHING)
-    told = {}
+    received = {}
     for peer in ("torch", "holdfast"):
         outcome = launchers.command([sys.executable, "../launching.py", peer], peer)
         assert outcome.code == 0, outcome.err
-        told[peer] = json.loads(outcome.out)
-    assert told["torch"]["spawn"]["1"][0] == 11
-    assert told["holdfast"] == told["torch"]
+        received[peer] = json.loads(outcome.out)
+    assert received["torch"]["spawn"]["1"][0] == 11
+    assert received["holdfast"] == received["torch"]
 
 
 def test_logs_specs_written_for_torch_are_accepted(tmp_path: Path) -> None:

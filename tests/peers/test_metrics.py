@@ -68,12 +68,12 @@ def jobs_under(peer: str, folder: Path) -> list[list[object]]:
     assert done.returncode == 0, done.stderr
     jobs = []
     for job in json.loads(done.stdout):
-        told: list[object] = []
+        received: list[object] = []
         for _, group, name, value in job:
-            told.append((group, name, None if name.endswith(".duration.ms") else value))
+            received.append((group, name, None if name.endswith(".duration.ms") else value))
             if name == "workers.trainer.healthy":
-                del told[-4:]
-        jobs.append(told)
+                del received[-4:]
+        jobs.append(received)
     return jobs
 
 

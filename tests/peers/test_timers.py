@@ -81,16 +81,16 @@ def started(program: str, path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def told() -> list[str]:
+def logged() -> list[str]:
     return []
 
 
 @pytest.fixture
-def server(tmp_path: Path, told: list[str]) -> Iterator[FileTimerServer]:
-    def tell(what: str, request: FileTimerRequest | None) -> None:
-        told.append(what if request is None else f"{what}: {request.scope_id} {request.signal}")
+def server(tmp_path: Path, logged: list[str]) -> Iterator[FileTimerServer]:
+    def log(what: str, request: FileTimerRequest | None) -> None:
+        logged.append(what if request is None else f"{what}: {request.scope_id} {request.signal}")
 
-    made = FileTimerServer(str(tmp_path / "pipe"), "job", log_event=tell)
+    made = FileTimerServer(str(tmp_path / "pipe"), "job", log_event=log)
     yield made
     made.close()
 
@@ -109,7 +109,9 @@ def take_until(server: FileTimerServer, timers: int) -> int:
     return 0
 
 
-def test_torchs_client_is_served(server: FileTimerServer, told: list[str], tmp_path: Path) -> None:
+def test_torchs_client_is_served(
+    server: FileTimerServer, logged: list[str], tmp_path: Path
+) -> None:
     with started(WORKER_OF_TORCH, tmp_path / "pipe") as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
@@ -125,7 +127,7 @@ def test_torchs_client_is_served(server: FileTimerServer, told: list[str], tmp_p
         assert worker.stdout.readline() == "hangs\n"
         assert take_until(server, timers=-1) == 1
         assert worker.wait() == -15
-    assert told == ["timer expired: late 15", "kill worker process: late 15"]
+    assert logged == ["timer expired: late 15", "kill worker process: late 15"]
 
 
 def test_our_client_is_served_by_torchs_server(tmp_path: Path) -> None:

@@ -42,12 +42,12 @@ def test_torch_worker_with_an_expired_timer_is_killed_and_restarted(
     assert "be_stuck_here (" in log.read_text()
     [path] = done.folder.glob("logs/*/events-*.jsonl")
     events = [json.loads(one) for one in path.read_text().splitlines()]
-    told = [
+    received = [
         (one["name"], inner["scope_id"], inner["signal"])
         for one in events
         if "scope_id" in (inner := json.loads(one["metadata"]["metadata"]))
     ]
-    assert told == [
+    assert received == [
         ("timer expired", "stuck", signal.SIGKILL),
         ("kill worker process", "stuck", signal.SIGKILL),
     ]

@@ -40,7 +40,7 @@ def main():
     store.set("left behind", "by an earlier generation")
     total = torch.tensor([rank + 1])
     dist.all_reduce(total)
-    tell(f"met {AGENT} {NUMBER} {rank} {total.item()} {seen}")
+    send(f"connected {AGENT} {NUMBER} {rank} {total.item()} {seen}")
     if rank == 1:
         # Its connections must not close before it has ended, or the other could be first.
         sys.excepthook = lambda *error: (traceback.print_exception(*error), os._exit(1))
@@ -51,16 +51,16 @@ main()
 """
 
 
-def meeting(cluster: Cluster, generation: int) -> dict[int, int]:
+def wait_for_workers(cluster: Cluster, generation: int) -> dict[int, int]:
     """Wait until both workers of a generation have connected; return their processes by rank."""
-    met: dict[int, int] = {}
-    while len(met) < 2:
-        word, *words = cluster.news.next()
-        if word == "met":
+    pids: dict[int, int] = {}
+    while len(pids) < 2:
+        word, *words = cluster.messages.next()
+        if word == "connected":
             _agent, number, rank, total, seen, pid = words
             assert (int(number), int(total), seen) == (generation, 3, "False"), words
-            met[int(rank)] = int(pid)
-    return met
+            pids[int(rank)] = int(pid)
+    return pids
 
 
 def test_broken_collective_is_recreated_and_its_failure_not_blamed(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_broken_collective_is_recreated_and_its_failure_not_blamed(tmp_path: Pat
     flags = ("--max-restarts=1", "--log-dir", str(logs))
     with Cluster(tmp_path, WAITING, *flags, nnodes="2") as cluster:
         cluster.start_all("a", "b")
-        os.kill(meeting(cluster, 0)[1], signal.SIGKILL)
-        failing = meeting(cluster, 1)[1]
+        os.kill(wait_for_workers(cluster, 0)[1], signal.SIGKILL)
+        failing = wait_for_workers(cluster, 1)[1]
         os.kill(failing, signal.SIGUSR2)
         ends = cluster.end()
     assert {name: code for name, (code, _) in ends.items()} == {"a": 1, "b": 1}

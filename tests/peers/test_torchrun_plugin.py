@@ -32,7 +32,7 @@ dist.init_process_group("gloo")
 total = torch.tensor([dist.get_rank() + 1])
 dist.all_reduce(total)
 assert total.item() == sum(range(dist.get_world_size() + 1))
-tell(f"{AGENT} {E['RANK']} {E['WORLD_SIZE']} {NODE} {NODES} 1 {GENERATION} summed")
+send(f"{AGENT} {E['RANK']} {E['WORLD_SIZE']} {NODE} {NODES} 1 {GENERATION} summed")
 obey()
 dist.barrier()
 dist.destroy_process_group()
@@ -66,32 +66,34 @@ class TorchrunCluster(Cluster):
             *self._flags, *flags,
             str(self._script),
         ]  # fmt: skip
-        return self._run(name, command, {"NEWS": str(self.news.path), "AGENT": name, **(env or {})})
+        return self._run(
+            name, command, {"MESSAGES": str(self.messages.path), "AGENT": name, **(env or {})}
+        )
 
     def start_with_host(self, host: str, *others: str) -> None:
         """Start nodes together; the first one coordinates."""
         self.start(host, conf="is_host=1")
         self.start_all(*others, conf="is_host=0")
 
-    def world(self, *agents: str, meeting: str = "") -> dict[str, Start]:
+    def world(self, *agents: str, master_endpoint: str = "") -> dict[str, Start]:
         """Wait until exactly the newest workers of these agents are in one world."""
-        workers = self.full_world(len(agents), meeting)
+        workers = self.full_world(len(agents), master_endpoint)
         while workers.keys() != set(agents):
-            workers = self.full_world(len(agents), meeting)
+            workers = self.full_world(len(agents), master_endpoint)
         return workers
 
-    def full_world(self, size: int, meeting: str = "") -> dict[str, Start]:
+    def full_world(self, size: int, master_endpoint: str = "") -> dict[str, Start]:
         """Wait until a world of this size has all its workers; return them by agent."""
         worlds: dict[str, dict[str, Start]] = {}
         while True:
             start = self.next_start()
-            if start.world != size or meeting not in start.meeting:
+            if start.world != size or master_endpoint not in start.master_endpoint:
                 continue
-            mates = worlds.setdefault(start.meeting, {})
-            mates[start.agent] = start
-            if len(mates) == size:
-                assert sorted(one.rank for one in mates.values()) == list(range(size))
-                return mates
+            members = worlds.setdefault(start.master_endpoint, {})
+            members[start.agent] = start
+            if len(members) == size:
+                assert sorted(one.rank for one in members.values()) == list(range(size))
+                return members
 
 
 def finish(workers: dict[str, Start]) -> None:
@@ -106,7 +108,7 @@ def test_node_joins_a_running_job(tmp_path: Path) -> None:
         cluster.start("c")
         after = cluster.world("a", "b", "c")
         assert {name: after[name].rank for name in "ab"} == {n: before[n].rank for n in "ab"}
-        assert after["a"].meeting != before["a"].meeting
+        assert after["a"].master_endpoint != before["a"].master_endpoint
         assert {one.restarts for one in after.values()} == {0}
         finish(after)
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
@@ -183,8 +185,8 @@ def test_failed_node_ends_the_job(tmp_path: Path) -> None:
 def test_gloo_uses_the_agents_store_also_after_a_failure(tmp_path: Path) -> None:
     with TorchrunCluster(tmp_path, GLOO, "--max-restarts=1", nnodes="2") as cluster:
         cluster.start_all("a", "b")
-        first = cluster.world("a", "b", meeting="summed")
+        first = cluster.world("a", "b", master_endpoint="summed")
         os.kill(first["b"].pid, signal.SIGKILL)
-        second = cluster.world("a", "b", meeting="summed")
+        second = cluster.world("a", "b", master_endpoint="summed")
         finish(second)
         assert cluster.codes() == {"a": 0, "b": 0}

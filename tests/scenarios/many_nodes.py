@@ -389,8 +389,8 @@ class CoordinatorPlayer:
             lines.append(f"{answer.id} is {answer.refusal or 'granted'}{why}")
         while self.stopped:
             node = self.stopped.pop(0)
-            news = self._received(node.status())
-            views = [one for one in self.machine.handle(now, news) if isinstance(one, View)]
+            event = self._received(node.status())
+            views = [one for one in self.machine.handle(now, event) if isinstance(one, View)]
             lines += map(self._answer, views)
         return [*lines, self._state()]
 

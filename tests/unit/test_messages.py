@@ -190,6 +190,6 @@ def test_lost_coordinator_message_has_a_matching_hint(
     endpoint: str, config: dict[str, str], advice: str
 ) -> None:
     access = CoordinatorAccess(RendezvousParameters("c10d", endpoint, "job", 1, 2, **config))
-    told = access.advice(endpoint.partition(":")[0])
-    assert advice in told
-    assert bool(told) is bool(advice)
+    received = access.advice(endpoint.partition(":")[0])
+    assert advice in received
+    assert bool(received) is bool(advice)

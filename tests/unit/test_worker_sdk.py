@@ -135,13 +135,13 @@ def test_calls_of_a_forked_child_have_no_effect(page: WorkerPage) -> None:
 
 
 def test_page_belongs_to_one_process_at_a_time(page: WorkerPage) -> None:
-    tell = "import os; from holdfast import worker; worker.progress({}); print(os.getpid())"
-    first = int(run(tell.format(1)))
+    script = "import os; from holdfast import worker; worker.progress({}); print(os.getpid())"
+    first = int(run(script.format(1)))
     assert (page.read().pid, page.read().step) == (first, 1)
-    second = int(run(tell.format(2)))  # The first has ended.
+    second = int(run(script.format(2)))  # The first has ended.
     assert (page.read().pid, page.read().step) == (second, 2)
     worker.progress(3)
-    run(tell.format(4))
+    run(script.format(4))
     assert (page.read().pid, page.read().step) == (os.getpid(), 3)
 
 

@@ -2,7 +2,7 @@
 
 One stream serves one query. It sends no more than its reader has room for and continues when the
 reader grants more. Inotify wakes it; if the kernel has no inotify instance or watch left, the stream
-checks its files every `LOOK_AGAIN_S` instead. The agent provides the paths: a client cannot name one.
+checks its files every `POLL_S` instead. The agent provides the paths: a client cannot name one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TURN_BYTES = 1024 * 1024
 """The bytes that a stream reads in one turn, before other streams get theirs."""
 FILES_MAX = 1_024
 TAIL_BLOCK_BYTES = 64 * 1024
-LOOK_AGAIN_S = 1.0  # If inotify is not available.
+POLL_S = 1.0  # If inotify is not available.
 
 
 class LogFile:
@@ -154,14 +154,14 @@ class LogStream:
             one.watch = self._inotify.watch(path)
         except OSError:  # The kernel has no instance or no watch left.
             if self._polling is None:
-                self._polling = self._loop.call_later(LOOK_AGAIN_S, self._poll)
+                self._polling = self._loop.call_later(POLL_S, self._poll)
 
     def _poll(self) -> None:
         """Check the files that inotify does not watch."""
         unwatched = [one for one in self._files if one.watch < 0]
         for one in unwatched:
             one.is_ready = True
-        self._polling = self._loop.call_later(LOOK_AGAIN_S, self._poll) if unwatched else None
+        self._polling = self._loop.call_later(POLL_S, self._poll) if unwatched else None
         self._soon()
 
     def _changed(self) -> None:

@@ -657,14 +657,14 @@ class EtcdMember:
 
     async def _wait_unneeded(self, limit_s: float) -> None:
         nodes = JobKeys(DEFAULT_PREFIX, self._list.run_id).nodes
-        look = Txn((), (get_prefix(nodes, keys_only=True),))
-        deadline, told = self._loop.time() + limit_s, False
+        members = Txn((), (get_prefix(nodes, keys_only=True),))
+        deadline, reported = self._loop.time() + limit_s, False
         while (left := deadline - self._loop.time()) > 0:
-            answer = await self._client.call(look, limit_s=min(UNREACHED_S, left))
+            answer = await self._client.call(members, limit_s=min(UNREACHED_S, left))
             if not isinstance(answer, TxnDone) or not answer.results[0]:
                 return
-            if not told and limit_s - left > REPORT_AFTER_S:
-                told = True
+            if not reported and limit_s - left > REPORT_AFTER_S:
+                reported = True
                 console.notice(
                     f"this machine's member continues for up to {left:.0f} s: "
                     f"{len(answer.results[0])} nodes of the job are not done yet"

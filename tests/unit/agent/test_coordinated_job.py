@@ -36,7 +36,7 @@ JOIN_S, BARRIER_S = 600.0, 300.0
 
 
 class FakeMembership:
-    """A membership without a coordinator, and its handler; `news` has the messages to deliver."""
+    """A membership without a coordinator, and its handler; `messages` has the messages to deliver."""
 
     join_timeout_s = JOIN_S
     endpoint = "head:29400"
@@ -46,7 +46,7 @@ class FakeMembership:
     serves_workers = False
 
     def __init__(self) -> None:
-        self.news: list[Any] = []
+        self.messages: list[Any] = []
         self.output: list[NodePhase] = []
         self.served: list[int] = []
         self.view: View | None = None
@@ -55,7 +55,7 @@ class FakeMembership:
         return self
 
     def take(self) -> list[Any]:
-        taken, self.news = self.news, []
+        taken, self.messages = self.messages, []
         for one in taken:
             if isinstance(one, supervision.ViewReceived):
                 self.view = one.view
@@ -110,10 +110,10 @@ class Node:
             if isinstance(effect, (ReportStatus, ReportWait)):
                 self.job.perform(effect, "")
 
-    def hear(self, at: float, *news: object) -> list[Event]:
+    def deliver(self, at: float, *messages: object) -> list[Event]:
         """Deliver messages at a time since the start; return the resulting events."""
         views = supervision.ViewReceived
-        self.membership.news += [views(one) if isinstance(one, View) else one for one in news]
+        self.membership.messages += [views(one) if isinstance(one, View) else one for one in messages]
         events = self.job.events(at)
         for event in events:
             self.perform(self.machine.handle(at, event))
@@ -145,7 +145,7 @@ def node(caplog: pytest.LogCaptureFixture) -> Node:
 
 def run(node: Node, at: float) -> None:
     """Start a node's workers."""
-    node.hear(at, view(NodeRole.MEMBER, generation=0, rank=0, size=2))
+    node.deliver(at, view(NodeRole.MEMBER, generation=0, rank=0, size=2))
     node.machine.handle(at, supervision.WorkersStarted(0))
 
 
@@ -157,13 +157,13 @@ def be_done(node: Node, at: float) -> None:
 
 @pytest.mark.parametrize("wait_reason", ["", "it comes back too often"])
 def test_wait_for_nodes_times_out(node: Node, wait_reason: str) -> None:
-    node.hear(0.0, view(NodeRole.WAITING, wait_reason=wait_reason))
-    node.hear(0.0)
+    node.deliver(0.0, view(NodeRole.WAITING, wait_reason=wait_reason))
+    node.deliver(0.0)
     assert node.due() == WAIT_NOTICE_AFTER_S
-    node.hear(WAIT_NOTICE_AFTER_S)
+    node.deliver(WAIT_NOTICE_AFTER_S)
     assert node.due() == JOIN_S
     assert node.end() is None
-    node.hear(JOIN_S)
+    node.deliver(JOIN_S)
     assert node.end() is supervision.Outcome.JOIN_TIMED_OUT
     error = node.job.error(supervision.Outcome.JOIN_TIMED_OUT)
     assert isinstance(error, RendezvousTimeoutError)
@@ -171,53 +171,53 @@ def test_wait_for_nodes_times_out(node: Node, wait_reason: str) -> None:
 
 
 def test_round_at_the_limit_ends_the_wait(node: Node) -> None:
-    node.hear(0.0, view(NodeRole.WAITING))
-    node.hear(0.0)
+    node.deliver(0.0, view(NodeRole.WAITING))
+    node.deliver(0.0)
     member = view(NodeRole.MEMBER, 2, generation=0, rank=0, size=2)
-    assert node.hear(JOIN_S, member) == [supervision.ViewReceived(member)]
+    assert node.deliver(JOIN_S, member) == [supervision.ViewReceived(member)]
 
 
 def test_standby_time_does_not_count_as_waiting(node: Node) -> None:
-    node.hear(0.0, view(NodeRole.STANDBY))
-    node.hear(0.0)
+    node.deliver(0.0, view(NodeRole.STANDBY))
+    node.deliver(0.0)
     assert node.due() is None
-    node.hear(2 * JOIN_S, view(NodeRole.WAITING, 2))
-    node.hear(2 * JOIN_S)
+    node.deliver(2 * JOIN_S, view(NodeRole.WAITING, 2))
+    node.deliver(2 * JOIN_S)
     changes = [one for one in node.observed if isinstance(one, StandbyChanged)]
     assert [one.is_standby for one in changes] == [True, False]
     assert node.due() == 2 * JOIN_S + WAIT_NOTICE_AFTER_S
-    node.hear(3 * JOIN_S - 1)
+    node.deliver(3 * JOIN_S - 1)
     assert node.end() is None
-    node.hear(3 * JOIN_S)
+    node.deliver(3 * JOIN_S)
     assert node.end() is supervision.Outcome.JOIN_TIMED_OUT
 
 
 def test_wait_notice_is_printed_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    node.hear(0.0)
+    node.deliver(0.0)
     for at in (WAIT_NOTICE_AFTER_S, WAIT_NOTICE_AFTER_S + 1):
-        node.hear(at)
+        node.deliver(at)
     assert len(caplog.messages) == 1
-    node.hear(5.0, view(NodeRole.WAITING))
-    node.hear(5.0)
+    node.deliver(5.0, view(NodeRole.WAITING))
+    node.deliver(5.0)
     assert "1 of 2" in caplog.messages[1]
 
 
 def test_finished_node_waits_for_others_up_to_a_limit(node: Node) -> None:
     run(node, 1.0)
     be_done(node, 2.0)
-    node.hear(2.0)
+    node.deliver(2.0)
     assert node.due() == 2.0 + WAIT_NOTICE_AFTER_S
-    node.hear(2.0 + WAIT_NOTICE_AFTER_S)
+    node.deliver(2.0 + WAIT_NOTICE_AFTER_S)
     assert node.due() == 2.0 + BARRIER_S
-    node.hear(2.0 + BARRIER_S)
+    node.deliver(2.0 + BARRIER_S)
     assert node.end() is supervision.Outcome.SUCCEEDED
 
 
 def test_workers_store_is_served_when_the_round_forms(node: Node) -> None:
     """It must not wait until this node's old workers stop: workers of other nodes may be faster."""
-    node.hear(0.0, view(NodeRole.WAITING))
+    node.deliver(0.0, view(NodeRole.WAITING))
     assert node.membership.served == []
-    node.hear(1.0, view(NodeRole.MEMBER, generation=3, rank=0, size=2))
+    node.deliver(1.0, view(NodeRole.MEMBER, generation=3, rank=0, size=2))
     assert node.membership.served == [3]
 
 
@@ -226,14 +226,14 @@ def test_needed_node_waits_for_others_without_a_limit(node: Node, needed_for: st
     setattr(node.membership, needed_for, True)
     run(node, 1.0)
     be_done(node, 2.0)
-    node.hear(2.0)
+    node.deliver(2.0)
     assert node.due() == 2.0 + WAIT_NOTICE_AFTER_S
-    node.hear(2.0 + BARRIER_S)
+    node.deliver(2.0 + BARRIER_S)
     assert (node.end(), node.due()) == (None, None)
 
 
 def test_lost_coordinator_ends_the_run(node: Node) -> None:
-    assert node.hear(1.0, CoordinatorLost("connection refused", 60.0)) == [
+    assert node.deliver(1.0, CoordinatorLost("connection refused", 60.0)) == [
         supervision.CoordinatorLost("connection refused", 60.0)
     ]
     assert node.machine.state is supervision.State.DONE
@@ -244,7 +244,7 @@ def test_failure_of_another_node_is_first(node: Node) -> None:
     run(node, 0.0)
     elsewhere = Failure(node="there", host="h", rank=3, pid=9, exitcode=1, summary="it failed")
     closed = view(NodeRole.CLOSED, 2, outcome=JobOutcome.FAILED, failure=elsewhere, final=True)
-    node.hear(1.0, closed)
+    node.deliver(1.0, closed)
     mine = ProcessFailure(0, 5, -15, "")
     merged = node.job.failures({0: mine})
     assert ChildFailedError("", merged).get_first_failure()[0] == 3
@@ -281,7 +281,7 @@ def test_only_a_stop_request_ends_the_job_as_stopped(
 ) -> None:
     node = Node()
     why = "b closed the job"
-    node.hear(
+    node.deliver(
         1.0, view(NodeRole.CLOSED, outcome=JobOutcome.STOPPED, why=why, final=True, **changes)
     )
     assert type(node.job.error(supervision.Outcome.STOPPED)) is error
@@ -292,8 +292,8 @@ def test_first_node_prints_once_which_nodes_have_which_ranks(
 ) -> None:
     members = (Member("here", "h", 0), Member("there", "t", 2), Member("far", "f", 3))
     shape: dict[str, Any] = {"rank": 0, "size": 3, "world_size": 6, "members": members}
-    node.hear(0.0, view(NodeRole.MEMBER, generation=0, round_key=7, **shape))
-    node.hear(1.0, view(NodeRole.MEMBER, 2, generation=1, round_key=7, **shape))
+    node.deliver(0.0, view(NodeRole.MEMBER, generation=0, round_key=7, **shape))
+    node.deliver(1.0, view(NodeRole.MEMBER, 2, generation=1, round_key=7, **shape))
     listed = [line for line in caplog.messages if "ranks" in line]
     assert listed == ["round -1: ranks 0-1 on here, 2 on there, 3-5 on far"]
     assert node.job.members == ("here", "there", "far")

@@ -19,7 +19,7 @@ from holdfast.observe import lifecycle
 from holdfast.observe.health.loop_probe import FRESH_S
 from holdfast.processes.failures.failure import ProcessFailure
 from observed_jobs import fetch
-from real_jobs import News, children
+from real_jobs import WorkerMessages, children
 
 if TYPE_CHECKING:
     from holdfast.agent.spec import WorkerGroup
@@ -128,8 +128,8 @@ def test_late_imports_are_preimported_or_unrelated_to_failures() -> None:
 
 WORKER = """
 import os, signal
-with open(os.environ["NEWS"], "w") as news:
-    news.write(f"worker {os.getpid()}\\n")
+with open(os.environ["MESSAGES"], "w") as messages:
+    messages.write(f"worker {os.getpid()}\\n")
 signal.pause()
 """
 
@@ -141,9 +141,9 @@ def test_agent_survives_the_removal_of_its_installation(tmp_path: Path, fate: st
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(holdfast.__file__).parent, package, ignore=ignored)
     (tmp_path / "train.py").write_text(WORKER)
-    news = News(tmp_path)
+    messages = WorkerMessages(tmp_path)
     paths = os.pathsep.join([str(package.parent), *sys.path])
-    changed = {"PYTHONPATH": paths, "LOGLEVEL": "DEBUG", "NEWS": str(news.path)}
+    changed = {"PYTHONPATH": paths, "LOGLEVEL": "DEBUG", "MESSAGES": str(messages.path)}
     with subprocess.Popen(
         [sys.executable, "-m", "holdfast.run", "--max-restarts=2", str(tmp_path / "train.py")],
         env={**os.environ, **changed},
@@ -152,7 +152,7 @@ def test_agent_survives_the_removal_of_its_installation(tmp_path: Path, fate: st
     ) as agent:
         try:
             assert agent.stderr is not None
-            worker = news.take(1)["worker"]
+            worker = messages.take(1)["worker"]
             for line in agent.stderr:
                 if "ready for failures" in line:
                     break
@@ -162,14 +162,14 @@ def test_agent_survives_the_removal_of_its_installation(tmp_path: Path, fate: st
                 for path in package.rglob("*.py"):
                     path.write_text("raise RuntimeError('another version')\n")
             os.kill(worker, signal.SIGKILL)
-            news.take(1)
+            messages.take(1)
             [keeper] = children(agent.pid)
             os.kill(keeper, signal.SIGKILL)
-            os.kill(news.take(1)["worker"], signal.SIGKILL)
+            os.kill(messages.take(1)["worker"], signal.SIGKILL)
             _, errors = agent.communicate(timeout=60)
         finally:
             agent.kill()
-            news.close()
+            messages.close()
     assert agent.returncode == 128 + signal.SIGKILL, errors
     assert "after 2 of 2 restarts" in errors
     assert "Traceback" not in errors

@@ -45,8 +45,8 @@ def test_ratio_handles_missing_samples(
 
 
 def test_missing_samples_are_a_word_in_json() -> None:
-    told = Result(LOSS, {"torchrun": [NEVER, NEVER], "holdfast": [0.5]}).as_json()
-    read = json.loads(json.dumps(told, allow_nan=False))
+    received = Result(LOSS, {"torchrun": [NEVER, NEVER], "holdfast": [0.5]}).as_json()
+    read = json.loads(json.dumps(received, allow_nan=False))
     assert read["samples"]["torchrun"] == ["never", "never"]
     assert read["summary"]["torchrun"]["median"] == "never"
     assert read["torchrun_over_holdfast"] == "never"

@@ -114,13 +114,13 @@ def test_full_stdout_does_not_block_coordinator() -> None:
             os.write(writing, b"x" * 4096)
     except BlockingIOError:
         os.set_blocking(writing, True)
-    ready, tell = os.pipe()
+    ready, ready_write = os.pipe()
     with subprocess.Popen(
-        [sys.executable, "-c", VERB, LOOPBACK, f"--ready-fd={tell}"],
-        stdout=writing, stderr=subprocess.DEVNULL, pass_fds=[tell],
+        [sys.executable, "-c", VERB, LOOPBACK, f"--ready-fd={ready_write}"],
+        stdout=writing, stderr=subprocess.DEVNULL, pass_fds=[ready_write],
     ) as process:  # fmt: skip
         os.close(writing)
-        os.close(tell)
+        os.close(ready_write)
         with os.fdopen(ready) as pipe:
             port = int(pipe.readline())
         with started(one := node(port, "a", nodes=1)):

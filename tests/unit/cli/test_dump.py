@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SCRIPT = """
 def where_all_are():
-    tell(RANK)
+    send(RANK)
     forever()
 where_all_are()
 """
@@ -46,7 +46,7 @@ def sections(text: str) -> dict[str, str]:
 @pytest.mark.parametrize("more", [(), ("--preload", "json")], ids=["cold", "warm"])
 def test_dump_shows_all_workers_of_a_job(tmp_path: Path, more: tuple[str, ...]) -> None:
     with Job(tmp_path, SCRIPT, "--nproc-per-node=2", *more) as job:
-        pids = job.news.take(2)
+        pids = job.messages.take(2)
         run_id = run_id_of(pids["0"])
         code, out, err = dumped("--run-id", run_id)
         assert (code, err) == (0, "")

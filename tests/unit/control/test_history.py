@@ -33,7 +33,7 @@ from holdfast.observe import lifecycle
 from holdfast.observe.timeline import TimelineRecorder
 from holdfast.views.report import records
 from holdfast.wire.messages import NodeReport, NodeSummary
-from recorded_runs import ended, exited, failure, first_start, met, started, success
+from recorded_runs import ended, exited, failure, first_start, rendezvoused, started, success
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,14 +78,14 @@ def one_restart() -> list[LifecycleEvent]:
     """A run that forms a round by 12, runs from 13, fails at 30, and runs again from 37."""
     return [
         lifecycle.RunStarted(10.0, 10.0, "job", "default", "c10d", "python", 2, 3),
-        met(12.0, 2.0),
+        rendezvoused(12.0, 2.0),
         starts(13.0, 0),
         lifecycle.FirstHeartbeat(13.5, 0, WORKERS[0]),
         steps(20.0, 0, (0, 1, 15.0)),
         steps(21.0, 0, (0, 5, 20.5), (1, 1, 16.0)),
         *fails(30.0, 0, 32.5),
         steps(32.5, 0, (0, 14, 29.0), (1, 14, 29.5)),
-        met(36.5, 4.0),
+        rendezvoused(36.5, 4.0),
         starts(37.0, 1, "rank 1 failed"),
         lifecycle.WorkersFailed(37.1, 0, (described(1), described(0, consequence=True))),
         lifecycle.FirstHeartbeat(38.0, 1, WORKERS[0]),
@@ -189,7 +189,7 @@ def test_assigning_ranks_before_the_stop_ends_takes_no_time() -> None:
     events = [
         *first_start(),
         lifecycle.GenerationStopping(20.0, 0, StopReason.REGROUP),
-        met(22.0, 1.0),
+        rendezvoused(22.0, 1.0),
         lifecycle.GenerationStopped(24.0, 0),
         started(25.0, 1.0, 1),
     ]
@@ -340,7 +340,7 @@ def runs(draw: st.DrawFn) -> list[LifecycleEvent]:
                 lifecycle.StandbyChanged(later(), is_standby=False),
             ]
         for error in draw(st.sampled_from([("",), ("no answer", ""), ("no answer",)])):
-            run.append(met(later(), 1.0, error))
+            run.append(rendezvoused(later(), 1.0, error))
         run.append(starts(later(), number, draw(st.sampled_from(["", "b was lost"]))))
         step = max(0, step - draw(st.integers(0, 20)))
         for rank in draw(st.sampled_from([(), (0,), (0, 1)])):

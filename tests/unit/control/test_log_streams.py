@@ -226,7 +226,7 @@ async def test_following_continues_without_inotify(
         monkeypatch.setattr(log_streams, "Inotify", refuse)
     else:
         monkeypatch.setattr("holdfast.processes.logs.follower.Inotify.watch", refuse)
-    monkeypatch.setattr(log_streams, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(log_streams, "POLL_S", 0.01)
     path = tmp_path / "a"
     path.write_bytes(b"1\n")
     reader = Reader(LogsQuery(follow=True, room=ROOM))

@@ -58,8 +58,8 @@ async def test_repeated_request_is_decided_once_and_gets_the_same_reply() -> Non
         node, operator = await a_job(served), await served.client("")
         for number in (1, 2):
             assert not (await reply_to(operator, act(number, "r"))).refusal
-        told = await node.until(lambda one: isinstance(one, View) and one.generation == 1)
-        assert told.request == "r"
+        received = await node.until(lambda one: isinstance(one, View) and one.generation == 1)
+        assert received.request == "r"
         assert served.server.machine.jobs["job"].job.generation == 1
         for query, refusal in (
             (act(3, "s", "dance"), RequestRefusal.UNKNOWN),
@@ -194,9 +194,9 @@ async def test_events_are_sent_once_and_in_order_of_time() -> None:
         node.send(status("a", seq=2, clear=1))  # The requested generation may start.
         await node.until(lambda one: isinstance(one, View) and one.generation == 1 and one.start)
         reply = await reply_to(operator, Query(id=2, what=control.EVENTS, run_id="job"))
-        told = control.unpack(control.Events, reply.body).events
-        assert [one.wall for one in told[:3]] == [1.0, 2.0, 3.0]
-        texts = [one.text for one in told[3:]]
+        received = control.unpack(control.Events, reply.body).events
+        assert [one.wall for one in received[:3]] == [1.0, 2.0, 3.0]
+        texts = [one.text for one in received[3:]]
         assert len(texts) == len(set(texts)) == 2
 
 
@@ -247,8 +247,8 @@ async def test_client_of_a_coordinator_can_send_requests_and_follow_events() -> 
         place = Endpoint(host="127.0.0.1", port=served.port, run_id="job")
         async with await open_job(place) as client:
             await client.request(Action.RESTART, why="tired")
-            told = await node.until(lambda one: isinstance(one, View) and one.generation == 1)
-            assert told.why.endswith(": tired")
+            received = await node.until(lambda one: isinstance(one, View) and one.generation == 1)
+            assert received.why.endswith(": tired")
             assert (await client.status()).generation == 1
             assert [event.text async for event in client.events()][-1].endswith(": tired")
             with pytest.raises(RequestRefused) as refused:

@@ -109,9 +109,9 @@ async def test_failure_shortly_before_a_lost_node_is_blamed_on_that_node() -> No
         first, second, view = await two_nodes(served)
         first.send(failed(view))  # The server finds both when it reads again, in this order.
         sudden_end(second)
-        told = await first.until(lambda message: isinstance(message, View))
-        assert (told.role, told.restarts) == (NodeRole.MEMBER, 0)
-        assert "b was lost" in told.why
+        view = await first.until(lambda message: isinstance(message, View))
+        assert (view.role, view.restarts) == (NodeRole.MEMBER, 0)
+        assert "b was lost" in view.why
 
 
 @pytest.mark.parametrize("end", ["stays", "is gone", "leaves"])

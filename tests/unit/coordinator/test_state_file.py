@@ -165,7 +165,7 @@ class Desk:
 
 
 def test_answers_are_sent_in_order_after_the_write() -> None:
-    async def tell() -> None:
+    async def exchange() -> None:
         desk, node = Desk(), a_node("a", a_job_of(1, 1), 1)
         desk.take(node.status())
         desk.take(node.status())
@@ -179,7 +179,7 @@ def test_answers_are_sent_in_order_after_the_write() -> None:
         assert not desk.warned
         desk.ahead.close()
 
-    asyncio.run(tell())
+    asyncio.run(exchange())
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -189,7 +189,7 @@ def test_job_continues_if_writes_fail(
 ) -> None:
     monkeypatch.setattr(state_file, "STORE_S", 0.01)
 
-    async def tell() -> None:
+    async def exchange() -> None:
         desk, node = Desk(), a_node("a", a_job_of(1, 1, max_restarts=1), 1)
         desk.take(node.status())
         if not hangs:
@@ -206,7 +206,7 @@ def test_job_continues_if_writes_fail(
             assert desk.sent, "after one timeout, later answers do not wait"
         desk.ahead.close()
 
-    asyncio.run(tell())
+    asyncio.run(exchange())
 
 
 def test_files_of_other_users_are_neither_read_nor_written(path: Path, tmp_path: Path) -> None:

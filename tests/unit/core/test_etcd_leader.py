@@ -173,8 +173,8 @@ def test_only_former_members_receive_the_failure_report() -> None:
     assert one.led.job.outcome is JobOutcome.FAILED
     assert not one.led.job.final
     one.nodes["z"] = a_node("z", a_job_of(2, 3), 9)
-    (told,) = one.answer("z")
-    assert (told.role, told.final, told.failure) == (NodeRole.CLOSED, True, None)
+    (received,) = one.answer("z")
+    assert (received.role, received.final, received.failure) == (NodeRole.CLOSED, True, None)
     one.answer("c")
     one.nodes["a"].report = b"the whole report"
     one.report(one.nodes["a"].status())

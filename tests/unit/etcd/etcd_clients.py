@@ -62,33 +62,33 @@ class Watched:
     def __init__(
         self, client: AsyncEtcdClient, key: bytes, end: bytes = b"", start: int = 1
     ) -> None:
-        self._news: asyncio.Queue[tuple[Change, ...] | Problem] = asyncio.Queue()
+        self._changes: asyncio.Queue[tuple[Change, ...] | Problem] = asyncio.Queue()
         self.revisions: list[int] = []
         self.handle: WatchHandle = client.watch(
-            key, end, start, self._changed, self._news.put_nowait
+            key, end, start, self._changed, self._changes.put_nowait
         )
 
     def _changed(self, revision: int, changes: tuple[Change, ...]) -> None:
         self.revisions.append(revision)
-        self._news.put_nowait(changes)
+        self._changes.put_nowait(changes)
 
     async def changes(self) -> tuple[Change, ...]:
-        news = await self._news.get()
-        assert not isinstance(news, Problem), news
-        return news
+        change = await self._changes.get()
+        assert not isinstance(change, Problem), change
+        return change
 
     async def problem(self) -> Problem:
         """Wait until the watch ends; check that the end is reported once, and return the problem."""
-        while not isinstance(news := await self._news.get(), Problem):
+        while not isinstance(change := await self._changes.get(), Problem):
             pass
         assert self.handle.task is not None
         await self.handle.task
-        assert self._news.empty()
-        return news
+        assert self._changes.empty()
+        return change
 
     @property
     def is_silent(self) -> bool:
-        return self._news.empty()
+        return self._changes.empty()
 
 
 @contextlib.asynccontextmanager

@@ -22,7 +22,7 @@ from holdfast.etcd.lease import KeptLease
 from holdfast.etcd.store_layout import KeyRange, StoreKeys
 from holdfast.etcd.sync_client import BlockingWatch, EtcdClient, EtcdError
 from holdfast.store import DistNetworkError, DistStoreError, StoreTimeoutError
-from real_etcd import LOOK_AGAIN_S, PATIENCE_S, Etcd, running_etcd
+from real_etcd import PATIENCE_S, POLL_S, Etcd, running_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -225,7 +225,7 @@ def until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not is_so():
         assert time.monotonic() < deadline
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(POLL_S)
 
 
 @contextmanager
@@ -452,6 +452,6 @@ def test_lost_lease_is_detected_between_writes(listening: ListeningClient) -> No
     deadline = time.monotonic() + PATIENCE_S
     while kept.current() == lease:
         assert time.monotonic() < deadline
-        time.sleep(LOOK_AGAIN_S)
+        time.sleep(POLL_S)
     kept.release()
     kept.join()

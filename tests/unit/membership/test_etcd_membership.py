@@ -235,10 +235,10 @@ def test_summary_merges_the_leaders_record_and_node_statuses(
         )
         for name in "ab"
     )
-    meeting = threading.Thread(target=second.next_rendezvous)
-    meeting.start()
+    joining = threading.Thread(target=second.next_rendezvous)
+    joining.start()
     round_ = first.next_rendezvous()
-    meeting.join()
+    joining.join()
     summary, leader = read_job(client, "job/1")
     assert summary is not None
     assert (summary.phase, summary.round, summary.generation) == ("active", 0, 0)

@@ -66,8 +66,8 @@ def test_events_of_a_run_have_all_values(monkeypatch: pytest.MonkeyPatch) -> Non
     failed = WorkerOutcome(WORKERS[0], "failed", 7, '{"message": "no"}')
     end = ended("failed", failed, WorkerOutcome(WORKERS[1], "terminated"))
     events = events_of(BEGAN, MET, RANKED, STARTED, end)
-    met, _, start, _, first, second, agent = events
-    assert met == Event(
+    rendezvoused, _, start, _, first, second, agent = events
+    assert rendezvoused == Event(
         "torchelastic.worker.status.RENDEZVOUS",
         EventSource.AGENT,
         1_001_250,

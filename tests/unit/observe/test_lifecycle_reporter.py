@@ -77,9 +77,13 @@ def test_run_with_a_restart_is_reported(rendezvous: SingleNodeHandler, tmp_path:
     # The reason of a failure is collected after the next generation has started.
     again = [*start, WorkersFailed]
     assert kinds(received) == [RunStarted, *start, *stop, *again, *stop, RunEnded]
-    run, met, _, first = received[:4]
+    run, rendezvoused, _, first = received[:4]
     assert (run.run_id, run.role, run.local_world_size) == ("job-1", "trainer", 1)
-    assert (met.group_rank, met.group_world_size, met.error) == (0, 1, "")
+    assert (rendezvoused.group_rank, rendezvoused.group_world_size, rendezvoused.error) == (
+        0,
+        1,
+        "",
+    )
     assert received[5].failed
     assert received[5].worker == first.workers[0]
     again, end = received[10], received[-1]

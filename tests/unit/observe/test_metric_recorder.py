@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.observe import lifecycle
 from holdfast.observe.metrics.metric_recorder import MetricRecorder
-from recorded_runs import began, ended, failure, first_start, met, ranked, restart, success
+from recorded_runs import began, ended, failure, first_start, ranked, rendezvoused, restart, success
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,21 +87,31 @@ def test_each_outcome_has_its_metrics() -> None:
 
 
 def test_failure_ends_all_enclosing_calls() -> None:
-    run = [began(), met(14.0, 4.0, "timed out"), ended(14.5, "", 3, error="timed out")]
+    run = [began(), rendezvoused(14.0, 4.0, "timed out"), ended(14.5, "", 3, error="timed out")]
     assert recorded(run) == [
         *failed(f"{AGENT}._rendezvous", 4000),
         *failed(f"{AGENT}._initialize_workers", 4500),
         *failed(f"{AGENT}.run", 4500),
     ]
     # The node had a rank, but its workers did not.
-    run = [began(), met(12.0, 2.0), met(13.0, 3.0, "gone"), ended(13.0, "", 3, error="gone")]
+    run = [
+        began(),
+        rendezvoused(12.0, 2.0),
+        rendezvoused(13.0, 3.0, "gone"),
+        ended(13.0, "", 3, error="gone"),
+    ]
     assert recorded(run) == [
         *failed(f"{AGENT}._assign_worker_ranks", 1000),
         *failed(f"{AGENT}._rendezvous", 3000),
         *failed(f"{AGENT}._initialize_workers", 3000),
         *failed(f"{AGENT}.run", 3000),
     ]
-    run = [began(), met(12.0, 2.0), ranked(12.0, 0.0), ended(13.0, "", 3, error="no such file")]
+    run = [
+        began(),
+        rendezvoused(12.0, 2.0),
+        ranked(12.0, 0.0),
+        ended(13.0, "", 3, error="no such file"),
+    ]
     assert recorded(run)[4:] == [
         *failed(f"{LOCAL}._start_workers", 1000),
         *failed(f"{AGENT}._initialize_workers", 3000),
@@ -110,7 +120,7 @@ def test_failure_ends_all_enclosing_calls() -> None:
 
 
 def test_round_that_broke_before_its_start_is_joined_again() -> None:
-    run = [began(), met(11.0, 1.0), *first_start()[1:]]
+    run = [began(), rendezvoused(11.0, 1.0), *first_start()[1:]]
     assert [name for name, _ in recorded(run) if not name.endswith("ms")] == [
         f"{AGENT}._assign_worker_ranks.failure",
         f"{AGENT}._rendezvous.failure",

@@ -61,10 +61,10 @@ def put_and_return(queue: Any, items: list[Any]) -> int:
     return len(items)
 
 
-def wait_and_tidy_up(news: str, path: str) -> None:
+def wait_and_tidy_up(messages: str, path: str) -> None:
     """Wait until something raises, then write a file."""
     try:
-        with open(news, "w") as stream:
+        with open(messages, "w") as stream:
             stream.write(f"waits {os.getpid()}\n")
         while True:
             time.sleep(0.1)
@@ -73,11 +73,11 @@ def wait_and_tidy_up(news: str, path: str) -> None:
             stream.write("tidy")
 
 
-def wait_in_native_code(news: str) -> None:
+def wait_in_native_code(messages: str) -> None:
     """Wait in a native call that never returns: for a lock that this thread itself holds."""
     function_signals.NATIVE_CALL_S_MAX = 0.1
     lock = ctypes.byref((ctypes.c_long * 8)())
-    with open(news, "w") as stream:
+    with open(messages, "w") as stream:
         stream.write(f"waits {os.getpid()}\n")
     while True:
         ctypes.CDLL(None).pthread_mutex_lock(lock)

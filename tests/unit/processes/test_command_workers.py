@@ -13,7 +13,7 @@ from holdfast.processes.workers.group import (
     SubprocessHandler,
     replace_subprocess_handler,
 )
-from real_jobs import News, Watched
+from real_jobs import Watched, WorkerMessages
 
 if TYPE_CHECKING:
     import subprocess
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
     from holdfast.processes.workers.group import RunProcsResult
 
 PATIENCE_S = 60
-WAITS = "echo ready $$ > $NEWS; exec sleep 1000"
+WAITS = "echo ready $$ > $MESSAGES; exec sleep 1000"
 # Ignores SIGTERM, and so does its child, which has its own session.
-IGNORES = "trap '' TERM; setsid sleep 1000 & echo child $! > $NEWS; echo ready $$ > $NEWS; wait"
+IGNORES = (
+    "trap '' TERM; setsid sleep 1000 & echo child $! > $MESSAGES; echo ready $$ > $MESSAGES; wait"
+)
 
 
 @pytest.fixture
-def news(tmp_path: Path) -> Iterator[News]:
-    made = News(tmp_path)
+def messages(tmp_path: Path) -> Iterator[WorkerMessages]:
+    made = WorkerMessages(tmp_path)
     yield made
     made.close()
 
@@ -44,13 +46,15 @@ def replaced() -> Iterator[None]:
     replace_subprocess_handler(None)
 
 
-def make(news: News, *scripts: str, logs: LogsSpecs | None = None, **how: Any) -> SubprocessContext:
-    folder = news.path.parent
+def make(
+    messages: WorkerMessages, *scripts: str, logs: LogsSpecs | None = None, **how: Any
+) -> SubprocessContext:
+    folder = messages.path.parent
     spec = GroupSpec(
         "trainer",
         "sh",
         {rank: ("-c", script) for rank, script in enumerate(scripts)},
-        {rank: {"NEWS": str(news.path)} for rank in range(len(scripts))},
+        {rank: {"MESSAGES": str(messages.path)} for rank in range(len(scripts))},
         logs or DefaultLogsSpecs(log_dir=str(folder / "logs")),
         **how,
     )
@@ -74,13 +78,13 @@ class Wrapping(SubprocessHandler):
         return super()._popen(("env", "WRAPPED=yes", *args), env)
 
 
-def test_custom_subprocess_handler_starts_the_workers(news: News) -> None:
+def test_custom_subprocess_handler_starts_the_workers(messages: WorkerMessages) -> None:
     assert replace_subprocess_handler(Wrapping) is None
     try:
-        context = make(news, "echo $WRAPPED $$ > $NEWS", "exit 0")
+        context = make(messages, "echo $WRAPPED $$ > $MESSAGES", "exit 0")
         context.start()
-        told = news.next()
-        assert told == ["yes", str(context.pids()[0])]
+        received = messages.next()
+        assert received == ["yes", str(context.pids()[0])]
         assert {type(one) for one in context.subprocess_handlers.values()} == {Wrapping}
         assert [one.local_rank_id for one in context.subprocess_handlers.values()] == [0, 1]
         assert finished(context).return_values == {0: None, 1: None}
@@ -90,24 +94,26 @@ def test_custom_subprocess_handler_starts_the_workers(news: News) -> None:
 
 
 @pytest.mark.usefixtures("replaced")
-def test_workers_of_a_custom_handler_are_stopped_with_their_process_groups(news: News) -> None:
-    script = "sleep 1000 & echo child $! > $NEWS; echo ready $$ > $NEWS; exec sleep 1000"
-    context = make(news, script)
+def test_workers_of_a_custom_handler_are_stopped_with_their_process_groups(
+    messages: WorkerMessages,
+) -> None:
+    script = "sleep 1000 & echo child $! > $MESSAGES; echo ready $$ > $MESSAGES; exec sleep 1000"
+    context = make(messages, script)
     context.start()
-    everyone = Watched(*news.take(2).values())
+    everyone = Watched(*messages.take(2).values())
     context.close()
-    everyone.all_gone()
+    everyone.wait_until_exited()
     assert exitcodes(context.result()) == {0: -signal.SIGTERM}
 
 
 @pytest.mark.usefixtures("replaced")
-def test_workers_of_a_custom_handler_die_with_the_keeper(news: News) -> None:
+def test_workers_of_a_custom_handler_die_with_the_keeper(messages: WorkerMessages) -> None:
     """They are not below the keeper, so only the agent can kill them."""
-    context = make(news, IGNORES, WAITS)
+    context = make(messages, IGNORES, WAITS)
     context.start()
-    everyone = Watched(*[int(news.next()[1]) for _ in range(3)])
+    everyone = Watched(*[int(messages.next()[1]) for _ in range(3)])
     assert context._keeper is not None
     os.kill(context._keeper.pid, signal.SIGKILL)
     assert exitcodes(finished(context)) == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
-    everyone.all_gone()
+    everyone.wait_until_exited()
     context.close()

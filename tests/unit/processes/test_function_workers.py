@@ -21,7 +21,7 @@ from holdfast.processes.logs.std import Std
 from holdfast.processes.workers import function_child
 from holdfast.processes.workers.function_workers import MultiprocessContext
 from holdfast.processes.workers.group import GroupSpec, start_group
-from real_jobs import News, Watched
+from real_jobs import Watched, WorkerMessages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,8 +97,8 @@ def forking(tmp_path: Path) -> Iterator[Callers]:
 
 
 @pytest.fixture
-def news(tmp_path: Path) -> Iterator[News]:
-    made = News(tmp_path)
+def messages(tmp_path: Path) -> Iterator[WorkerMessages]:
+    made = WorkerMessages(tmp_path)
     yield made
     made.close()
 
@@ -194,20 +194,20 @@ def test_a_signal_raises_in_the_function(
     callers: Callers, tmp_path: Path, signum: signal.Signals
 ) -> None:
     """torch's functions do the same with `fork`. Here the worker then dies of the signal."""
-    news = News(tmp_path)
-    started = callers.start(fns.wait_and_tidy_up, (str(news.path), str(tmp_path / "left")))
-    os.kill(news.take(1)["waits"], signum)
+    messages = WorkerMessages(tmp_path)
+    started = callers.start(fns.wait_and_tidy_up, (str(messages.path), str(tmp_path / "left")))
+    os.kill(messages.take(1)["waits"], signum)
     assert finished(started).failures[0].exitcode == -signum
     assert (tmp_path / "left").read_text() == "tidy"
-    news.close()
+    messages.close()
 
 
 def test_a_function_in_native_code_dies_of_the_signal(callers: Callers, tmp_path: Path) -> None:
-    news = News(tmp_path)
-    started = callers.start(fns.wait_in_native_code, (str(news.path),))
-    os.kill(news.take(1)["waits"], signal.SIGTERM)
+    messages = WorkerMessages(tmp_path)
+    started = callers.start(fns.wait_in_native_code, (str(messages.path),))
+    os.kill(messages.take(1)["waits"], signal.SIGTERM)
     assert finished(started).failures[0].exitcode == -signal.SIGTERM
-    news.close()
+    messages.close()
 
 
 def test_forks_of_a_function_have_the_default_signal_actions(callers: Callers) -> None:
@@ -230,7 +230,9 @@ START = """
 """
 
 
-def test_script_that_blocks_on_import_dies_with_the_agent(tmp_path: Path, news: News) -> None:
+def test_script_that_blocks_on_import_dies_with_the_agent(
+    tmp_path: Path, messages: WorkerMessages
+) -> None:
     (tmp_path / "start.py").write_text(textwrap.dedent(START))
     (tmp_path / "script.py").write_text(
         textwrap.dedent(
@@ -240,17 +242,17 @@ def test_script_that_blocks_on_import_dies_with_the_agent(tmp_path: Path, news: 
             def fn(): pass
             if __name__ == "__main__":
                 start(fn, "forkserver")
-            with open({str(news.path)!r}, "w") as stream:
+            with open({str(messages.path)!r}, "w") as stream:
                 stream.write(f"importing {{os.getpid()}}\\n")
             signal.pause()
             """
         )
     )
     agent = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path)
-    server = Watched(int(news.next()[1]))
+    server = Watched(int(messages.next()[1]))
     agent.kill()
     agent.wait(PATIENCE_S)
-    server.all_gone()
+    server.wait_until_exited()
 
 
 def logs(folder: Path) -> DefaultLogsSpecs:

@@ -26,7 +26,7 @@ from holdfast.processes.workers.group import (
     WorkerExit,
     is_retryable,
 )
-from real_jobs import News, Watched
+from real_jobs import Watched, WorkerMessages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 60
 # Reports that it runs, then waits to be stopped; `exec` so that it has no child.
-WAITS = "echo ready $$ > $NEWS; exec sleep 1000"
+WAITS = "echo ready $$ > $MESSAGES; exec sleep 1000"
 # Ignores SIGTERM; `sleep` inherits the trap.
 IGNORES = f"trap '' TERM; {WAITS}"
 # Exits with code 0 on SIGTERM.
-OBEYS = "trap 'exit 0' TERM; echo ready $$ > $NEWS; sleep 1000 & wait"
+OBEYS = "trap 'exit 0' TERM; echo ready $$ > $MESSAGES; sleep 1000 & wait"
 
 
 class Group:
@@ -48,7 +48,7 @@ class Group:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.news = News(folder)
+        self.messages = WorkerMessages(folder)
         self.made: list[PContext] = []
 
     def make(
@@ -60,7 +60,7 @@ class Group:
         attended: bool = False,
     ) -> SubprocessContext:
         args = {rank: ("-c", script) for rank, script in enumerate(scripts)}
-        envs = {rank: {"NEWS": str(self.news.path), "RANK": str(rank)} for rank in args}
+        envs = {rank: {"MESSAGES": str(self.messages.path), "RANK": str(rank)} for rank in args}
         logs = logs or DefaultLogsSpecs(log_dir=str(self.folder / "logs"))
         spec = GroupSpec("trainer", "sh", args, envs, logs, is_attended=attended)
         context = kind(spec, keeper=keeper)
@@ -71,13 +71,13 @@ class Group:
         context = self.make(*scripts, **how)  # type: ignore[arg-type]
         context.start()
         for _ in range(ready):
-            assert self.news.next()[0] == "ready"
+            assert self.messages.next()[0] == "ready"
         return context
 
     def close(self) -> None:
         for context in self.made:
             context.close(signal.SIGKILL)
-        self.news.close()
+        self.messages.close()
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ def test_unkillable_worker_is_reported(group: Group, caplog: pytest.LogCaptureFi
     assert result.failures[2].exitcode == 1
     assert context.left_behind == [pid]
     assert f"worker 0 (pid {pid}) is left behind" in caplog.text
-    everyone.all_gone()  # The keeper continues to try by itself.
+    everyone.wait_until_exited()  # The keeper continues to try by itself.
     os.waitpid(keeper, 0)
 
 
@@ -274,7 +274,7 @@ def test_new_start_ignores_an_unkillable_worker_of_the_last(group: Group) -> Non
     first.close()
     second = group.start(OBEYS, ready=1, keeper=keeper)
     os.kill(stuck, signal.SIGKILL)
-    Watched(stuck).all_gone()
+    Watched(stuck).wait_until_exited()
     os.kill(second.pids()[0], signal.SIGTERM)
     (ended,) = all_ended(second)
     assert (ended.pid, ended.exitcode) == (second.pids()[0], 0)
@@ -295,7 +295,7 @@ def test_stopped_keeper_leaves_no_process_behind(
     everyone = Watched(*descendants_of(keeper), keeper)
     os.kill(keeper, signal.SIGSTOP)
     context.close(timeout=0.01)
-    everyone.gone_already()
+    everyone.assert_exited()
     assert context.left_behind == []
     assert "left behind" not in caplog.text
     detail = (
@@ -316,14 +316,14 @@ def test_stubborn_workers_of_a_stopped_keeper_are_killed(
     while not is_stopped(keeper):  # The signal takes effect later on a busy machine.
         time.sleep(0.001)
     context.close(timeout=0.01)
-    everyone.gone_already()
+    everyone.assert_exited()
     assert context.left_behind == []
 
 
 def test_keeper_lost_before_the_start_is_a_start_error(group: Group) -> None:
     keeper = Keeper.start()
     os.kill(keeper.pid, signal.SIGKILL)
-    Watched(keeper.pid).all_gone()
+    Watched(keeper.pid).wait_until_exited()
     context = group.start(WAITS, WAITS, keeper=keeper)
     assert [one.failed for one in all_ended(context)] == [True, True]
     assert context.pids() == {}

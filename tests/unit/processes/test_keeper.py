@@ -31,7 +31,7 @@ from holdfast.processes.keeper.keeper_client import (
 )
 from holdfast.processes.keeper.keeper_program import children_of
 from holdfast.processes.procfs import has_ended
-from real_jobs import News, Watched
+from real_jobs import Watched, WorkerMessages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -195,7 +195,7 @@ def test_exits_are_reported_in_order_even_if_read_late(kept: Kept) -> None:
     for key in order:
         worker = Watched(pids[key])
         os.kill(pids[key], signal.SIGKILL)
-        worker.all_gone()
+        worker.wait_until_exited()
     os.kill(kept.keeper.pid, signal.SIGCONT)
     exits = kept.until(Exited, len(keys))
     assert [one.key for one in exits] == order
@@ -265,7 +265,7 @@ def test_kill_tree_kills_all_below_one_worker(kept: Kept) -> None:
     killed = Watched(pids[0], children[0])
     kept.keeper.kill_tree(0)
     assert kept.outcome(0) == (-signal.SIGKILL, None)
-    killed.all_gone()
+    killed.wait_until_exited()
     assert not has_ended(pids[1])
     assert not has_ended(children[1])
 
@@ -290,7 +290,7 @@ def test_running_workers_and_their_children_are_not_leftovers(kept: Kept) -> Non
     daemon = Watched(kept.number(1))
     kept.outcome(1)
     kept.keeper.sweep()
-    daemon.all_gone()
+    daemon.wait_until_exited()
     kept.spawn(2, ["true"])  # Its events arrive after the sweep.
     assert kept.outcome(2) == (0, None)
     assert not has_ended(child)
@@ -328,7 +328,7 @@ def test_close_kills_all_processes_below_the_keeper(kept: Kept) -> None:
     pids = kept.pids(2).values()
     everyone = Watched(*pids, kept.number(0), kept.number(1), kept.keeper.pid)
     kept.keeper.close()
-    everyone.gone_already()
+    everyone.assert_exited()
     kept.keeper.close()
 
 
@@ -345,7 +345,7 @@ def test_workers_of_a_killed_keeper_die_and_its_loss_is_reported_last(kept: Kept
     assert not kept.keeper.is_gone()
     kept.outcome(2)
     os.kill(kept.keeper.pid, signal.SIGKILL)
-    worker.all_gone()
+    worker.wait_until_exited()
     kept.until(KeeperLost)
     assert kept.events[-1] == KeeperLost()
     assert kept.outcome(0) == (4, None)
@@ -372,7 +372,7 @@ def test_late_response_to_a_sweep_does_not_answer_the_next(kept: Kept) -> None:
 @pytest.mark.parametrize("how", ["start", "fork"])
 def test_a_copy_of_the_socket_does_not_hide_the_agents_death(tmp_path: Path, how: str) -> None:
     """A program may fork by itself; the fork outlives it, and keeps all its descriptors."""
-    news = News(tmp_path)
+    messages = WorkerMessages(tmp_path)
     program = tmp_path / "agent.py"
     program.write_text(
         textwrap.dedent(f"""
@@ -385,20 +385,20 @@ def test_a_copy_of_the_socket_does_not_hide_the_agents_death(tmp_path: Path, how
             time.sleep(0.001)
         copy = os.fork()
         if copy:
-            with open({str(news.path)!r}, "w") as news:
-                news.write(f"{{copy}} {{events[0].pid}} {{keeper.pid}}\\n")
+            with open({str(messages.path)!r}, "w") as messages:
+                messages.write(f"{{copy}} {{events[0].pid}} {{keeper.pid}}\\n")
         signal.pause()
         """)
     )
     agent = subprocess.Popen([sys.executable, program])
-    copy, worker, keeper = map(int, news.next())
+    copy, worker, keeper = map(int, messages.next())
     kept, copied = Watched(worker, keeper), Watched(copy)
     agent.kill()
     agent.wait()
-    kept.all_gone()
+    kept.wait_until_exited()
     os.kill(copy, signal.SIGKILL)
-    copied.all_gone()
-    news.close()
+    copied.wait_until_exited()
+    messages.close()
 
 
 def test_a_keeper_is_killed_only_by_its_owner_and_only_while_it_runs(
@@ -454,10 +454,10 @@ def test_helper_is_not_a_leftover_and_exits_with_the_keeper(kept: Kept) -> None:
     gone = Watched(*first)
     kept.keeper.kill_tree(-1)
     assert kept.outcome(-1) == (-signal.SIGKILL, None)
-    gone.all_gone()
+    gone.wait_until_exited()
     gone = Watched(*second)
     kept.keeper.close()
-    gone.gone_already()
+    gone.assert_exited()
 
 
 # Leaves an orphan that waits at descriptor 4 to begin, and has an error for descriptor 5.
@@ -484,7 +484,7 @@ def test_orphan_becomes_a_worker_unless_it_exited(
     if victim:
         gone = Watched(pid)
         os.kill(pid, signal.SIGKILL)
-        gone.all_gone()
+        gone.wait_until_exited()
         kept.keeper.sweep()
         kept.until(Empty)  # By now it is reaped.
     kept.keeper.adopt(1, pid, error_in, go_out)
@@ -503,8 +503,8 @@ import os, subprocess, threading
 first = subprocess.Popen(["sleep", "1000"])
 def start():
     second = subprocess.Popen(["sleep", "1000"])
-    with open(os.environ["NEWS"], "w") as news:
-        news.write(f"{first.pid} {second.pid}\\n")
+    with open(os.environ["MESSAGES"], "w") as messages:
+        messages.write(f"{first.pid} {second.pid}\\n")
     threading.Event().wait()
 threading.Thread(target=start).start()
 """
@@ -519,10 +519,10 @@ def without_listing(path: str, mode: str) -> object:
 def test_children_of_every_thread_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    news = News(tmp_path)
-    env = {**os.environ, "NEWS": str(news.path)}
+    messages = WorkerMessages(tmp_path)
+    env = {**os.environ, "MESSAGES": str(messages.path)}
     parent = subprocess.Popen([sys.executable, "-c", PARENT], env=env)
-    children = {int(word) for word in news.next()}
+    children = {int(word) for word in messages.next()}
     assert set(children_of(parent.pid)) == children
     assert {parent.pid, *children} <= set(keeper_program.descendants_of(os.getpid()))
     listdir, exists = os.listdir, os.path.exists
@@ -536,7 +536,7 @@ def test_children_of_every_thread_are_found(
     for pid in (*children, parent.pid):
         os.kill(pid, signal.SIGKILL)
     parent.wait()
-    news.close()
+    messages.close()
 
 
 def test_deadline_kills_workers_but_not_helpers(kept: Kept) -> None:
@@ -551,7 +551,7 @@ def test_deadline_kills_workers_but_not_helpers(kept: Kept) -> None:
         deadline.renew(time.monotonic())
         deadline.renew(time.monotonic() + 60)  # Too late.
         kept.until(Expired)
-        family.all_gone()
+        family.wait_until_exited()
         assert kept.outcome() == (-signal.SIGKILL, None)
         os.kill(kept.pids(2)[-1], 0)
     finally:
@@ -587,7 +587,7 @@ def test_port_is_held_until_the_workers_exit(kept: Kept) -> None:
             worker = Watched(kept.pids(1)[0])
         socket.create_connection(where).close()
         kept.keeper.close()
-        worker.gone_already()
+        worker.assert_exited()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(where)
     finally:

@@ -125,8 +125,8 @@ def test_workers_see_the_agents_terminal(agent: Any, tmp_path: Path, method: str
     assert "\n" not in "".join(lines)
     assert lines[-1] == ""
     expected = [f"{fd} is a terminal" for fd in range(3)]
-    told = [line for line in lines if line in (*expected, "33 77", "to out")]
-    assert sorted(told) == sorted([*expected, "33 77", "to out"])
+    received = [line for line in lines if line in (*expected, "33 77", "to out")]
+    assert sorted(received) == sorted([*expected, "33 77", "to out"])
     if method == "command":
         tail = "".join(f"{line}\\n" for line in (*expected, "33 77"))
         assert result_in(tmp_path) == f"3  '{tail}'"

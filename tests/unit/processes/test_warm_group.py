@@ -87,7 +87,7 @@ def test_lost_zygote_is_restarted_while_workers_run(started: Started) -> None:
     first = started.warm.pids()[0]
     gone = Watched(first)
     os.kill(first, signal.SIGKILL)
-    gone.all_gone()
+    gone.wait_until_exited()
     while started.warm.pids() in ([], [first]):  # It reports its process id after its imports.
         assert select.select([context.fileno()], [], [], PATIENCE_S)[0]
         assert context.poll_events(time.monotonic()) == []

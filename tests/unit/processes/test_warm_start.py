@@ -51,7 +51,7 @@ def killed(harness: Harness) -> int:
     pid = harness.warm.pids()[0]
     gone = Watched(pid)
     os.kill(pid, signal.SIGKILL)
-    gone.all_gone()
+    gone.wait_until_exited()
     return pid
 
 
@@ -83,7 +83,7 @@ def test_zygote_of_a_dead_keeper_is_not_waited_for() -> None:
     unprepared = Harness("-c", TELLS)
     gone = Watched(unprepared.keeper.pid)
     os.kill(unprepared.keeper.pid, signal.SIGKILL)
-    gone.all_gone()
+    gone.wait_until_exited()
     with unprepared:
         assert not unprepared.warm.takes(unprepared.argv, unprepared.env, {})
 
@@ -105,7 +105,7 @@ def test_frozen_zygote_is_abandoned(
     frozen(harness)
     gone = Watched(harness.warm.pids()[0])
     assert harness.run().out == "cold\n"
-    gone.all_gone()
+    gone.wait_until_exited()
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
     monkeypatch.setattr(warm_start, "FORK_S_MAX", 60.0)
     revived(harness)

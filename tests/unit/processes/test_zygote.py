@@ -82,9 +82,9 @@ def test_workers_are_started_in_batches(tmp_path: Path, monkeypatch: pytest.Monk
         assert [harness.exited(100 + rank).exitcode for rank in range(11)] == [0] * 11
     os.close(out)
     os.close(null)
-    told = (tmp_path / "out").read_text()
-    assert sorted(map(int, told.split())) == [*range(11)]
-    assert told.count(" ") == 11 * 4, "each has three streams, and the listing's descriptor"
+    received = (tmp_path / "out").read_text()
+    assert sorted(map(int, received.split())) == [*range(11)]
+    assert received.count(" ") == 11 * 4, "each has three streams, and the listing's descriptor"
 
 
 def test_worker_that_is_never_adopted_exits(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_worker_that_is_never_adopted_exits(tmp_path: Path) -> None:
         os.close(write)
         while not deaf.asked:
             harness.handle_events()
-        Watched(*deaf.asked).all_gone()
+        Watched(*deaf.asked).wait_until_exited()
         with open(read) as stream:
             assert stream.read() == ""
 
@@ -123,4 +123,4 @@ def test_zygote_exits_with_the_keeper_and_with_the_agent(tmp_path: Path, victim:
             os.kill(harness.keeper.pid, signal.SIGKILL)
         else:
             harness.warm.close()
-        gone.all_gone()
+        gone.wait_until_exited()

@@ -39,7 +39,7 @@ libc = ctypes.CDLL(None)
 libc.getenv.restype = ctypes.c_char_p
 death_signal = ctypes.c_int()
 libc.prctl(2, ctypes.byref(death_signal), 0, 0, 0)
-told = dict(
+values = dict(
     fds=[fd for fd in range(300) if there(fd)],
     main=[*globals()][: [*globals()].index("ctypes")],
     argv=sys.argv, orig_argv=sys.orig_argv, path=sys.path, flags=repr(sys.flags),
@@ -63,7 +63,7 @@ told = dict(
     comm=read("/proc/self/comm"), death=death_signal.value,
     cmdline=read("/proc/self/cmdline").rstrip(chr(0)).split(chr(0)),
 )
-print(json.dumps(told))
+print(json.dumps(values))
 """
 
 

@@ -44,7 +44,7 @@ def grant(etcd: SimEtcd, ttl_s: int, now: float = 0.0) -> int:
 
 def watched(etcd: SimEtcd, key: bytes, end: bytes = b"", start: int = 0) -> Seen:
     seen: Seen = []
-    number = etcd.subscribe(key, end, start, lambda *told: seen.append(told))
+    number = etcd.subscribe(key, end, start, lambda *received: seen.append(received))
     assert isinstance(number, int), number
     return seen
 

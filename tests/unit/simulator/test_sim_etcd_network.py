@@ -34,7 +34,7 @@ KEY = b"key"
 
 
 class Asker(Process):
-    """An agent that only takes note of what it is told."""
+    """An agent that only records what it receives."""
 
     def __init__(self, world: World, name: str = "asker") -> None:
         super().__init__(world, name, seeded(name))

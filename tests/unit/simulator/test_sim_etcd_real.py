@@ -131,13 +131,13 @@ class Both:
 
     def compare_watches(self, key: bytes, end: bytes, start: int) -> None:
         """Watch both from a revision on, up to the last change there is."""
-        told = self.sim.changes_since(key, end, start)
-        if isinstance(told, Problem):
+        received = self.sim.changes_since(key, end, start)
+        if isinstance(received, Problem):
             with self.client.watch(key, end, start) as watch, pytest.raises(EtcdError) as refused:
                 watch.next(PATIENCE_S)
-            assert refused.value.kind is told.kind
+            assert refused.value.kind is received.kind
             return
-        simulated = [change for _, changes in told for change in changes]
+        simulated = [change for _, changes in received for change in changes]
         real = self.watched(key, end, start, simulated[-1])
         if start == self.sim.compacted:  # Etcd 3.5.16 and later tell what was deleted then, too.
             real = [one for one in real if one.value is not None or one.mod_revision > start]
@@ -227,12 +227,12 @@ def test_simulated_etcd_responds_like_real_etcd(both: Both, seed: int) -> None:
                 asking.leases.append(answers[-1].lease)
         both.fill(full=False)
         both.ask(Txn(success=tuple(Put(key, b"the last") for key in KEYS)))
-        told = both.sim.changes_since(b"\0", b"\0", both.start)
-        assert isinstance(told, list)
+        received = both.sim.changes_since(b"\0", b"\0", both.start)
+        assert isinstance(received, list)
         heard: list[Change] = []
         while not heard or heard[-1].mod_revision < both.sim.revision:
             heard += live.next(PATIENCE_S)
-    assert heard == [change for _, changes in told for change in changes]
+    assert heard == [change for _, changes in received for change in changes]
     for key, end in RANGES:
         both.compare_watches(key, end, rng.randrange(both.start, both.sim.revision))
     done = [one for one in answers if isinstance(one, TxnDone)]
@@ -297,9 +297,9 @@ def test_lease_expiry_matches_real_etcd(both: Both) -> None:
     both.ask(Txn(success=(Put(b"c", b""), Put(b"a", b"", second))))
     both.ask(Revoke(second))
     both.sim.expire(2.0)
-    told = both.sim.changes_since(b"\0", b"\0", both.start)
-    assert isinstance(told, list)
-    simulated = [change for _, changes in told for change in changes]
+    received = both.sim.changes_since(b"\0", b"\0", both.start)
+    assert isinstance(received, list)
+    simulated = [change for _, changes in received for change in changes]
     assert both.watched(b"\0", b"\0", both.start, simulated[-1]) == simulated
     both.ask(KeepAlive(first))
     both.ask(Txn(success=(Put(b"a", b"", first),)))

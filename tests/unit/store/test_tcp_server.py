@@ -400,8 +400,8 @@ def run(program: str, **environment: str) -> str:
 
 
 def test_without_descriptors_new_clients_wait_and_others_are_served() -> None:
-    told = run(NO_DESCRIPTORS, LOGLEVEL="DEBUG")
-    tries = told.count("Too many open files")
+    received = run(NO_DESCRIPTORS, LOGLEVEL="DEBUG")
+    tries = received.count("Too many open files")
     assert 1 <= tries < 500  # A busy loop would try more often than the clients send requests.
 
 
@@ -475,8 +475,8 @@ def test_internal_error_is_reported_once_and_closes_all_connections(
     assert client.is_closed()
     assert other.is_closed()
     server.close()
-    (told,) = caplog.messages
-    assert f"ZeroDivisionError: what? at {__file__}:" in told
+    (received,) = caplog.messages
+    assert f"ZeroDivisionError: what? at {__file__}:" in received
 
 
 FORKING = """\
@@ -1095,11 +1095,11 @@ def test_failed_forwarder_is_reported_and_a_forked_child_has_no_copy(
         raise RuntimeError("on purpose")
 
     failures: list[str] = []
-    told = threading.Event()
+    received = threading.Event()
 
     def failed(why: str) -> None:
         failures.append(why)
-        told.set()
+        received.set()
 
     monkeypatch.setattr(Forwarder, "_accept", fail)
     with ReservedPort(listening=True, address=US) as held:
@@ -1107,7 +1107,7 @@ def test_failed_forwarder_is_reported_and_a_forked_child_has_no_copy(
         forwarder.start()
         assert as_user(0, lambda: str(forwarder._listener.fileno())) == "-1"
         with socket.create_connection((US, held.number), PATIENCE_S):
-            assert told.wait(PATIENCE_S)
+            assert received.wait(PATIENCE_S)
         forwarder.close()
     assert "on purpose" in failures[0]
     assert "on purpose" in caplog.text

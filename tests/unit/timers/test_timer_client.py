@@ -186,11 +186,11 @@ def test_client_waits_for_a_full_pipe(pipe: RequestPipe, monkeypatch: pytest.Mon
 def test_concurrent_clients_do_not_mix_requests(pipe: RequestPipe) -> None:
     client = FileTimerClient(pipe.path)
 
-    def ask(number: int) -> None:
+    def acquire_timers(number: int) -> None:
         for count in range(50):
             client.acquire(f"{number} {count} " + "x" * 3000, 1.0)
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    threads = [threading.Thread(target=acquire_timers, args=(number,)) for number in range(8)]
     for one in threads:
         one.start()
     lines = b""

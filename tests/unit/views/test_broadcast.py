@@ -18,22 +18,22 @@ def parsed(update: bytes | None) -> tuple[str, dict[str, object]]:
 @in_loop
 async def test_browser_receives_snapshot_and_then_changes() -> None:
     state: dict[str, object] = {"job": 1, "nodes": ["a\n\ndata: forged"]}
-    news: list[object] = ["begun"]
-    broadcast = Broadcast(lambda: broadcast.publish(state, news))
+    messages: list[object] = ["begun"]
+    broadcast = Broadcast(lambda: broadcast.publish(state, messages))
     early = listening(broadcast)
-    news.clear()
-    assert parsed(await early.get(1.0)) == ("snapshot", {**state, "news": ["begun"]})
+    messages.clear()
+    assert parsed(await early.get(1.0)) == ("snapshot", {**state, "messages": ["begun"]})
     state["job"] = 2
     broadcast.refresh()
-    news.append("failed")
+    messages.append("failed")
     broadcast.refresh()
-    news.clear()
+    messages.clear()
     broadcast.refresh()
     assert parsed(await early.get(1.0)) == ("update", {"job": 2})
-    assert parsed(await early.get(1.0)) == ("update", {"news": ["failed"]})
+    assert parsed(await early.get(1.0)) == ("update", {"messages": ["failed"]})
     assert await early.get(0.0) == b"", "nothing changed"
     late = listening(broadcast)
-    assert parsed(await late.get(1.0))[1] == {**state, "news": ["begun", "failed"]}
+    assert parsed(await late.get(1.0))[1] == {**state, "messages": ["begun", "failed"]}
     broadcast.close()
     assert await late.get(1.0) is None
     assert broadcast.listen() is None

@@ -36,8 +36,8 @@ SMALL, LARGE = (80, 24), (200, 60)
 KEYS = ("logs", "stacks", "restart", "drain", "stop", "sort", "marked", "find", "help", "quit")
 
 
-class Asked:
-    """Stands in for a connection: notes what is asked for, and refuses what it is told to."""
+class FakeClient:
+    """A fake connection that records requests, and refuses them if `refusal` is set."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[Action, str, str]] = []
@@ -54,7 +54,7 @@ class Given:
 
     def __init__(self, job: LiveJob, changed: Callable[[], None]) -> None:
         self.job, self.changed = job, changed
-        self.client: Any = Asked()
+        self.client: Any = FakeClient()
 
     async def run(self) -> None:
         """Do nothing: tests show the job themselves."""
@@ -187,7 +187,7 @@ async def test_keys_select_the_view() -> None:
 @in_loop
 async def test_request_needs_a_confirmation() -> None:
     app = made(3, 2)
-    asked: Asked = given(app).client
+    asked: FakeClient = given(app).client
 
     def asking() -> bool:
         return isinstance(app.screen, Question)

@@ -91,10 +91,10 @@ def test_client_of_another_version_gives_up_with_one_line(
     proof = client.receive(body_in(server.receive(body_in(client.start()))))
     with pytest.raises(HandshakeRefused) as refused:
         server.receive(body_in(proof))
-    with pytest.raises(HandshakeRefused) as told:
+    with pytest.raises(HandshakeRefused) as received:
         client.receive(taken_by(client, refused.value.reply))
-    assert told.value.permanent
-    assert told.value.why == (
+    assert received.value.permanent
+    assert received.value.why == (
         f"the coordinator refused: the client speaks protocol version {PROTOCOL_VERSION}, the "
         f"coordinator {PROTOCOL_VERSION + 1}: install the same Holdfast on both sides"
     )
@@ -201,9 +201,9 @@ def test_refusal_of_an_authenticated_server_is_permanent() -> None:
         proof = body_in(client.receive(body_in(server.receive(body_in(client.start())))))
         with pytest.raises(HandshakeRefused) as refused:
             server.receive(proof)
-        with pytest.raises(HandshakeRefused, match="job is not served") as told:
+        with pytest.raises(HandshakeRefused, match="job is not served") as received:
             client.receive(taken_by(client, refused.value.reply))
-        assert told.value.permanent
+        assert received.value.permanent
 
 
 @pytest.mark.parametrize("is_late", [False, True])
