@@ -45,7 +45,7 @@ def measure_idle(lab: Lab, launcher: str) -> Samples:
             "wakeups": [float(switches)],
             "cpu": [cpu_ns / 1e9 / window_s * 100],
         }
-        job.let_go()
+        job.release_workers()
         job.wait()
     return samples
 

@@ -3,7 +3,7 @@
 Nothing here polls: exits arrive by pidfd, stamps by a FIFO. So the measuring process uses no CPU
 while it waits, which matters on a machine with two cores.
 
-The measuring process adopts what a killed launcher leaves (it is a "child subreaper"), so that
+The measuring process adopts the orphans of a killed launcher (it is a "child subreaper"), so that
 `Lab.close` can end every process of an interrupted run.
 """
 
@@ -63,13 +63,13 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """A job to start: the same for every launcher, but for flags that a bare process lacks."""
+    """A job to start: the same for every launcher, except for flags that a bare process does not have."""
 
     script: str
     workers: int
     flags: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
-    held: bool = False  # The workers wait until `Job.let_go`.
+    held: bool = False  # The workers wait until `Job.release_workers`.
     console: int = subprocess.DEVNULL
 
 
@@ -160,13 +160,13 @@ class Job:
         except BenchmarkError as problem:
             raise BenchmarkError(f"{self.launcher}: {problem}{self._output()}") from None
 
-    def let_go(self) -> None:
-        """Let the waiting workers exit."""
+    def release_workers(self) -> None:
+        """Let the waiting workers continue."""
         # A byte for each; kept open, because a worker may not have opened the gate yet.
         os.write(self._gate, bytes(self._workers))
 
     def wait(self) -> int:
-        """Wait until all of it succeeded; return the time in ns."""
+        """Wait until all processes succeeded; return the time in ns."""
         deadline = time.monotonic() + COMMAND_S_MAX
         for pidfd in self.pidfds:
             poll = select.poll()
@@ -216,12 +216,12 @@ class Lab:
 
     def program(self, launcher: str) -> str:
         """Return the launcher's command, from the environment this interpreter belongs to."""
-        beside = Path(self.python).parent / launcher
-        if not os.access(beside, os.X_OK):
+        command = Path(self.python).parent / launcher
+        if not os.access(command, os.X_OK):
             raise BenchmarkError(
-                f"{beside} does not exist; install {launcher} next to {self.python}"
+                f"{command} does not exist; install {launcher} next to {self.python}"
             )
-        return str(beside)
+        return str(command)
 
     def commands(self, launcher: str, launch: Launch, folder: Path) -> list[list[str]]:
         """Return the command lines of a launch; `{folder}` in a flag is the job's."""
@@ -264,7 +264,7 @@ class Lab:
             self.left_behind[launcher] = self.left_behind.get(launcher, 0) + left
 
     def sweep(self) -> set[int]:
-        """SIGKILL and reap every process below this one; return those that still ran."""
+        """Kill and reap all descendants of this process; return those that were still running."""
         killed: set[int] = set()
         deadline = time.monotonic() + SWEEP_S_MAX
         while time.monotonic() < deadline:
@@ -283,8 +283,8 @@ class Lab:
 
     def close(self) -> None:
         """Kill every process and remove every file of this run."""
-        for impatient in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(impatient, signal.SIG_IGN)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_IGN)
         self.sweep()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -296,7 +296,7 @@ class Lab:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return the environment of all launchers: the user's, without variables that would favour one."""
+    """Return the environment of all launchers: the user's, without variables that affect only one of them."""
     env = {
         name: value
         for name, value in os.environ.items()
@@ -319,7 +319,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def descendants_of(pid: int) -> list[int]:
-    """Return all processes below one."""
+    """Return all descendants of a process."""
     found: list[int] = []
     level: Sequence[int] = children_of(pid)
     while level:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from benchmarks.launching import Lab, Samples
 
 # The shortest time between two lines of progress if the console is a file.
-TELL_EVERY_S = 2.0
+PROGRESS_INTERVAL_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -39,16 +39,16 @@ class Progress:
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
-        self._told = 0.0
+        self._shown_at = 0.0
 
     def show(self, text: str) -> None:
         """Show the current activity."""
         now = time.monotonic()
         if self._live:
             sys.stderr.write(f"\r\x1b[K{text}")
-        elif now - self._told >= TELL_EVERY_S:
+        elif now - self._shown_at >= PROGRESS_INTERVAL_S:
             sys.stderr.write(f"{text}\n")
-            self._told = now
+            self._shown_at = now
         sys.stderr.flush()
 
     def done(self) -> None:
@@ -61,10 +61,10 @@ class Progress:
 def measure(lab: Lab, row: Row, rounds: int, launchers: Sequence[str], label: str) -> list[Result]:
     """Measure a row: a warm-up turn for each launcher, then `rounds` turns that count."""
     results = [Result(metric) for metric in row.metrics]
-    taking = [launcher for launcher in row.launchers if launcher in launchers]
+    chosen = [launcher for launcher in row.launchers if launcher in launchers]
     progress = Progress()
     for turn in range(-1 if row.warm_up else 0, rounds):
-        for launcher in taking:
+        for launcher in chosen:
             if turn >= row.rounds_at_most.get(launcher, rounds):
                 continue
             which = "warm-up" if turn < 0 else f"round {turn + 1} of {rounds}"

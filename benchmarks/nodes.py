@@ -226,7 +226,7 @@ class Nodes:
         """Return the newest start of a worker of this agent."""
         return max((one for one in self.starts if one.node == agent.node), key=lambda one: one[2])
 
-    def let_go(self) -> None:
+    def release_workers(self) -> None:
         """Let all workers exit."""
         os.write(self._gate, bytes(len(self.agents) * self._workers))
 

@@ -42,6 +42,6 @@ def restarts(lab: Lab, launcher: str, launch: Launch, kills: int) -> Samples:
             os.kill(victim.pid, signal.SIGKILL)
             stamps = job.wait_for_stamps(launch.workers, generation=kill + 1)
             samples.append((max(stamp.reached_ns for stamp in stamps) - killed_ns) / NS_PER_MS)
-        job.let_go()
+        job.release_workers()
         job.wait()
     return {"restart": samples}

@@ -36,12 +36,12 @@ def times(value: float | None) -> str:
 
 
 def verdict(one: Verdict) -> str:
-    """Return in a word whether a target was reached."""
+    """Return whether a target was reached, as one word."""
     return {True: "yes", False: "NO", None: "not measured"}[one.reached]
 
 
 def aligned(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table; the first column is text, the others are to the right."""
+    """Return a Markdown table; the first column is text, the others are right-aligned."""
     widths = [max(len(line[column]) for line in [header, *lines]) for column in range(len(header))]
 
     def one(cells: Sequence[str]) -> str:
@@ -104,7 +104,7 @@ def spread(results: Sequence[Result]) -> str:
 def missed(results: Sequence[Result]) -> list[str]:
     """Return a line for every target that was measured and not reached."""
     return [
-        f"{result.metric.title}: {number(one.measured)}, to reach: {one.target}"
+        f"{result.metric.title}: {number(one.measured)}, target: {one.target}"
         for result in results
         for one in result.verdicts()
         if one.reached is False

@@ -51,7 +51,7 @@ def measure_join(workers: int, lab: Lab, launcher: str) -> Samples:
         for turn in range(JOINS):
             job.wait_for_stamps(workers, generation=2 * turn)
             began_ns = time.monotonic_ns()
-            job.let_go()
+            job.release_workers()
             stamps = job.wait_for_stamps(workers, generation=2 * turn + 1)
             samples.append((max(stamp.reached_ns for stamp in stamps) - began_ns) / NS_PER_MS)
         job.wait()

@@ -84,7 +84,7 @@ def simulate(
     driver: str = "coordinator",
     machines: Machines | None = None,
     checkers: Sequence[type[Checker]] = CHECKERS,
-    whole_story: bool = False,
+    complete_story: bool = False,
     progress: Callable[[World], None] | None = None,
 ) -> Result:
     """Run one job, or several one after another, and return the result, with the story of a failure.
@@ -92,7 +92,7 @@ def simulate(
     `minutes` is virtual time, including the quiet time at the end. `driver` is one of `DRIVERS`. `machines`
     are the machines under test, and `checkers` the invariants to check.
     """
-    log = RunLog(lines_max=None if whole_story else LOG_LINES_MAX)
+    log = RunLog(lines_max=None if complete_story else LOG_LINES_MAX)
     world = World(
         seed,
         nodes=nodes,
@@ -135,7 +135,7 @@ def simulate(
         agents=world.agents_started,
         coordinators=world.coordinators_started,
         rounds=len(world.ledger.rounds),
-        story=tuple(log.lines()) if whole_story or violation else (),
+        story=tuple(log.lines()) if complete_story or violation else (),
     )
 
 

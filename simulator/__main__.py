@@ -62,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--seed", type=_whole, metavar="N", help="the run, or with --seconds the first run"
+        "--seed", type=_whole_number, metavar="N", help="the run, or with --seconds the first run"
     )
     which.add_argument(
         "--seeds", type=_seeds, metavar="A:B", help="run the seeds A to B, both included"
@@ -131,7 +131,7 @@ def execute(args: argparse.Namespace) -> int:
             minutes=args.minutes,
             profile=args.profile or profile,
             driver=args.driver,
-            whole_story=args.story,
+            complete_story=args.story,
             progress=progress.within,
         )
         progress.ran(result)
@@ -198,7 +198,7 @@ class Progress:
 # Values of flags.
 
 
-def _whole(text: str) -> int:
+def _whole_number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
@@ -209,14 +209,14 @@ def _seeds(text: str) -> tuple[int, int]:
     first, colon, last = text.partition(":")
     if not colon:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form A:B, such as 1:1000")
-    span = (_whole(first), _whole(last))
+    span = (_whole_number(first), _whole_number(last))
     if span[0] > span[1]:
         raise argparse.ArgumentTypeError(f"{text!r} ends before it begins")
     return span
 
 
 def _nodes(text: str) -> int:
-    nodes = _whole(text)
+    nodes = _whole_number(text)
     if not 1 <= nodes <= NODES_MAX:
         raise argparse.ArgumentTypeError(f"{nodes} is not between 1 and {NODES_MAX}")
     return nodes

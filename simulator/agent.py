@@ -102,7 +102,7 @@ class Workers:
         self.running = [] if self._expired else list(range(self._count))
         agent.supervise(WorkersStarted(generation), cause)
         if self._expired:
-            self._tell_expired(generation)
+            self._report_expired(generation)
             return
         if self._stopping or not agent.alive:
             return
@@ -154,9 +154,9 @@ class Workers:
         self.exist = False
         self.running = []
         self._expired = True
-        self._agent.after(0.0, self._tell_expired, self.generation)
+        self._agent.after(0.0, self._report_expired, self.generation)
 
-    def _tell_expired(self, generation: int) -> None:
+    def _report_expired(self, generation: int) -> None:
         if generation == self.generation == self._started_generation:
             self._agent.supervise(WorkersExpired(generation))
 
@@ -276,11 +276,11 @@ class Agent(Process):
         self.supervise(Begun())
         self.arm(self.session.next_deadline(self.clock))
 
-    def receive(self, parcel: tuple[Link, Ack | View]) -> None:
+    def receive(self, delivery: tuple[Link, Ack | View]) -> None:
         """Handle a message of the coordinator. If the link was given up, close it instead."""
-        link, message = parcel
+        link, message = delivery
         if self.paused:
-            self._backlog.append((self.receive, parcel))
+            self._backlog.append((self.receive, delivery))
             return
         if self.link is not link:
             self.world.network.close_from_agent(link)
@@ -328,7 +328,7 @@ class Agent(Process):
         """The unanswered request that was sent through this node."""
         return self.session.status.request
 
-    def ask(self, request: Request) -> None:
+    def send_request(self, request: Request) -> None:
         """Send an operator's request to the job through this node."""
         self.world.note(self, "receives a request: {0}", request)
         self._session_event(RequestMade(request))
@@ -454,7 +454,7 @@ class Agent(Process):
         elif isinstance(effect, Finish):
             self.outcome = effect.outcome
             world.note(self, "ends: {0.value}", effect.outcome)
-            self._depart()
+            self._leave_job()
 
     def _status_change(self, effect: ReportStatus) -> StatusChanged:
         """Return the change to report, with the failure and, once all workers have exited, its report."""
@@ -465,7 +465,7 @@ class Agent(Process):
             report = report.ljust(self.report_bytes, b".")
         return StatusChanged(effect.phase, effect.generation, self.failure, report, effect.clear)
 
-    def _depart(self) -> None:
+    def _leave_job(self) -> None:
         self._end()
         self.world.agent_ended(self)
 

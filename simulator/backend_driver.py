@@ -2,8 +2,7 @@
 
 The store does not lose, delay or repeat a write that it has acknowledged. Any other fault may hit a call:
 the network loses the request or the response, or the store executes the request long after the caller
-gave up. The store may freeze or exit. It returns with its state or, like a server without a disk, without
-it. In bad conditions, a read may return the previous state.
+gave up. The store may freeze or exit. After a restart it has its state or, like a server without a disk, none. In bad conditions, a read may return the previous state.
 
 Only stored state counts. When the store executes a write, the driver therefore applies its changes again
 to the previous state, one by one, and shows each to the checkers. If the store lost the state of a job, the
@@ -97,7 +96,7 @@ class BackendDriver:
         self.world = world
         self.alive = self.host_up = True
         self.paused = False
-        self.keeps_state = False  # The store may return without its state.
+        self.keeps_state = False  # The store may restart without its state.
         self._rng = rng
         self._jobs: dict[str, Stored] = {}
         self._lives = 0
@@ -129,7 +128,7 @@ class BackendDriver:
         self.world.note("store", "is gone, and its host with it" if host_too else "is gone")
         self.alive, self.host_up = False, not host_too
 
-    def return_as(self, _number: int, _rng: Random) -> BackendDriver:
+    def restart_as(self, _number: int, _rng: Random) -> BackendDriver:
         """Restart the store, with its state or empty."""
         self.alive = self.host_up = True
         if self._rng.random() < LOSES_STATE_SHARE:
@@ -150,7 +149,7 @@ class BackendDriver:
 
     # Calls.
 
-    def ask(self, call: Call) -> None:
+    def send_request(self, call: Call) -> None:
         """Send a request. Its caller gets a response within `CALL_TIMEOUT_S` or times out."""
         agent, world, draw = call.agent, self.world, self._rng.random
         if not (agent.cut_out or agent.cut_in) and self.host_up and not self.alive:
@@ -163,7 +162,7 @@ class BackendDriver:
             if draw() < 0.5:
                 world.schedule(world.now + LATE_S_MAX * draw(), self._arrive_late, call)
             return
-        world.schedule(world.now + self._delay_s(agent), self._carry_out, call)
+        world.schedule(world.now + self._delay_s(agent), self._execute, call)
 
     def _delay_s(self, agent: Agent) -> float:
         conditions, draw = self.world.network.conditions, self._rng.random
@@ -173,16 +172,16 @@ class BackendDriver:
 
     def _arrive_late(self, call: Call) -> None:
         if not call.agent.cut_out:
-            self._carry_out(call)
+            self._execute(call)
 
-    def _carry_out(self, call: Call) -> None:
+    def _execute(self, call: Call) -> None:
         world, agent = self.world, call.agent
         if not self.alive:
             if self.host_up and not agent.cut_in:
                 agent.after(self._delay_s(agent), agent.failed, (call, "connection reset"))
             return
         if world.now < self._frozen_until:
-            world.schedule(self._frozen_until + 0.01 * self._rng.random(), self._carry_out, call)
+            world.schedule(self._frozen_until + 0.01 * self._rng.random(), self._execute, call)
             return
         stored = self._jobs.get(agent.job.run_id)
         answer: SessionEvent
@@ -241,11 +240,11 @@ class BackendAgent(Agent):
     """One agent process, from its start to its end."""
 
     def __init__(
-        self, world: World, place: BackendDriver, job: JobTruth, node: str, host: str, rng: Random
+        self, world: World, store: BackendDriver, job: JobTruth, node: str, host: str, rng: Random
     ) -> None:
         super().__init__(world, job, node, host, rng)
         self.info = msgspec.structs.replace(self.info, address=self.address)
-        self._place = place
+        self._store = store
         self._call: Call | None = None
         self._life: Life | None = None
         self._is_leaving = False
@@ -285,16 +284,16 @@ class BackendAgent(Agent):
         """Handle a deadline."""
         self._feed(TICK)
 
-    def answered(self, parcel: tuple[Call, SessionEvent, Life | None]) -> None:
+    def answered(self, delivery: tuple[Call, SessionEvent, Life | None]) -> None:
         """Handle a response of the store, unless the call has timed out."""
-        call, answer, life = parcel
+        call, answer, life = delivery
         if call is self._call:
             self._call, self._life = None, life or self._life
             self._feed(answer, call.cause)
 
-    def failed(self, parcel: tuple[Call, str]) -> None:
-        """Let a call fail."""
-        call, why = parcel
+    def failed(self, delivery: tuple[Call, str]) -> None:
+        """Handle a failed call."""
+        call, why = delivery
         if call is self._call:
             self._call = None
             self._feed(CallFailed(why), call.cause)
@@ -320,19 +319,19 @@ class BackendAgent(Agent):
         effects = self.shared.handle(self.clock, event, cause)
         cause = self.shared.story.last
         for effect in effects:
-            self._carry(effect, cause)
+            self._perform_session_effect(effect, cause)
             if not self.alive:
                 return
-        if self._is_leaving and self._is_out():
+        if self._is_leaving and self._has_left():
             self._exit()
         else:
             self.arm(self.shared.next_deadline(self.clock))
 
-    def _carry(self, effect: SessionEffect, cause: str) -> None:
+    def _perform_session_effect(self, effect: SessionEffect, cause: str) -> None:
         match effect:
             case ReadState() | WriteState():
                 self._call = Call(self, effect, cause)
-                self._place.ask(self._call)
+                self._store.send_request(self._call)
             case DeliverView(view):
                 self.world.view_received(self, view)
                 self.view = view
@@ -342,13 +341,13 @@ class BackendAgent(Agent):
 
     # Leaving.
 
-    def _is_out(self) -> bool:
+    def _has_left(self) -> bool:
         session, view = self.shared, self.shared.view
         if view is not None and view.role in (NodeRole.FENCED, NodeRole.REFUSED, NodeRole.CLOSED):
             return True
         return session.stored_seq >= session.status.seq
 
-    def _depart(self) -> None:
+    def _leave_job(self) -> None:
         """Report that the agent leaves before its process exits, as a real agent does."""
         self.left = self._is_leaving = True
         self.workers.remove_all()

@@ -558,7 +558,7 @@ class EarlierCoordinatorIgnored(Checker):
             self._places[agent] = place
 
 
-CALM_BEFORE_S = 15.0  # The effects of an earlier disturbance last at most this long.
+UNDISTURBED_S = 15.0  # The effects of an earlier disturbance last at most this long.
 
 
 class NoNeedlessRestart(Checker):
@@ -567,14 +567,14 @@ class NoNeedlessRestart(Checker):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._watch_until = 0.0
-        self._calm_since = 0.0
+        self._undisturbed_since = 0.0
 
     def coordinator_returned(self) -> None:
         world = self.world
-        calm = world.coordinator_gone_at - world.disturbed_at > CALM_BEFORE_S
-        if calm and not world.network.conditions.rough and not self._misses_a_member():
+        undisturbed = world.coordinator_gone_at - world.disturbed_at > UNDISTURBED_S
+        if undisturbed and not world.network.conditions.unreliable and not self._misses_a_member():
             self._watch_until = world.now + RECOVER_S_MAX + 2.0
-            self._calm_since = world.disturbed_at
+            self._undisturbed_since = world.disturbed_at
 
     def workers_stopping(self, agent: Agent, effect: StopWorkers) -> None:
         world = self.world
@@ -583,7 +583,7 @@ class NoNeedlessRestart(Checker):
         if agent.job.self_fencing:
             return  # Nodes without a coordinator for long stop their workers and report this.
         closed = agent.view is not None and agent.view.role is NodeRole.CLOSED
-        if world.disturbed_at == self._calm_since and not closed:
+        if world.disturbed_at == self._undisturbed_since and not closed:
             self.violated(f"{agent.node} restarts its workers because the coordinator did")
 
     def _misses_a_member(self) -> bool:
@@ -610,8 +610,10 @@ class StuckNodeIsLost(Checker):
     def _check_stuck(self, about: tuple[Agent, float, float]) -> None:
         agent, wedged_at, disturbed_at = about
         world = self.world
-        calm = world.disturbed_at == disturbed_at and not world.network.conditions.rough
-        if not (calm and agent.alive and agent.wedged_at == wedged_at and world.coordinator.alive):
+        undisturbed = world.disturbed_at == disturbed_at and not world.network.conditions.unreliable
+        if not (
+            undisturbed and agent.alive and agent.wedged_at == wedged_at and world.coordinator.alive
+        ):
             return
         job = world.coordinator.job(agent.job.run_id)
         if job is None or job.phase is not JobPhase.ACTIVE or agent.node in job.succeeded:

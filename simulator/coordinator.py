@@ -74,14 +74,14 @@ class Coordinator(Process):
         self.machine.decisions = []
         world.note(self, "starts")
 
-    def receive(self, parcel: tuple[Link, Status | Heartbeat]) -> None:
+    def receive(self, delivery: tuple[Link, Status | Heartbeat]) -> None:
         """Process a message. If this process has exited, close the link instead."""
-        link, message = parcel
+        link, message = delivery
         if not self.alive:
             self.world.network.close_from_coordinator(link)
             return
         if self.paused:
-            self._backlog.append((self.receive, parcel))
+            self._backlog.append((self.receive, delivery))
             return
         world = self.world
         world.steps += 1
@@ -135,7 +135,7 @@ class Coordinator(Process):
         self._send(answers)
         self.arm(self.machine.next_deadline(now))
 
-    def link_gone(self, link: Link) -> None:
+    def link_closed(self, link: Link) -> None:
         now = self.clock
         for peer in link.peers:
             if self.links.get(peer) is link:
@@ -144,7 +144,7 @@ class Coordinator(Process):
         link.peers = []
         self.arm(self.machine.next_deadline(now))
 
-    def ask(self, run_id: str, request: Request) -> None:
+    def send_request(self, run_id: str, request: Request) -> None:
         """Process a request from a user."""
         if not self.alive or self.paused:
             return
@@ -169,7 +169,7 @@ class Coordinator(Process):
     def cut(self, _agent: Agent) -> None:
         """Do nothing: the coordinator notices a cut when messages stop."""
 
-    def return_as(self, number: int, rng: Random) -> Coordinator:
+    def restart_as(self, number: int, rng: Random) -> Coordinator:
         self.host_up = True  # From now on, the host refuses messages to the old process.
         saved_jobs = self.machine.saved_jobs() if self.keeps_state else None
         return Coordinator(

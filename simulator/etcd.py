@@ -118,10 +118,10 @@ class SimEtcd:
         return self._revoke(request)
 
     def _transact(self, request: Txn) -> TxnDone | Problem:
-        problem = self._objection(request)
+        problem = self._why_invalid(request)
         if problem is not None:
             return problem
-        succeeded = all(self._holds(one) for one in request.compare)
+        succeeded = all(self._is_true(one) for one in request.compare)
         ops = request.success if succeeded else request.failure
         for op in ops:
             if isinstance(op, Put) and op.lease and op.lease not in self._leases:
@@ -144,7 +144,7 @@ class SimEtcd:
         self._commit(changes)
         return TxnDone(self.revision, succeeded, tuple(results), tuple(deleted))
 
-    def _objection(self, request: Txn) -> Problem | None:
+    def _why_invalid(self, request: Txn) -> Problem | None:
         """Return why etcd would refuse a transaction before evaluating it."""
         branches = (request.success, request.failure)
         if max(len(request.compare), *map(len, branches)) > OPS_MAX:
@@ -168,7 +168,7 @@ class SimEtcd:
             return TOO_LARGE
         return NO_SPACE if puts and self.full else None
 
-    def _holds(self, compare: Compare) -> bool:
+    def _is_true(self, compare: Compare) -> bool:
         stored = self._stored.get(compare.key)
         if stored is None:
             return compare.field is not Field.VALUE and compare.equals == 0
@@ -346,11 +346,11 @@ class SimEtcd:
         del self._history[: max(0, revision - self._known_from)]
         if self._known_from <= revision:
             self._known_from = revision
-            self._history[0] = (revision, _left_of(self._history[0][1]))
+            self._history[0] = (revision, _remaining_after_compaction(self._history[0][1]))
         return None
 
 
-def _left_of(changes: tuple[Change, ...]) -> tuple[Change, ...]:
+def _remaining_after_compaction(changes: tuple[Change, ...]) -> tuple[Change, ...]:
     """Return the changes of a compacted revision that remain."""
     last = {change.key: change for change in changes}
     return tuple(one for one in changes if one.value is not None and last[one.key] is one)

@@ -70,10 +70,10 @@ class EtcdAgent(Agent):
     """One agent process, from its start to its end."""
 
     def __init__(
-        self, world: World, place: EtcdDriver, job: JobTruth, node: str, host: str, rng: Random
+        self, world: World, driver: EtcdDriver, job: JobTruth, node: str, host: str, rng: Random
     ) -> None:
         super().__init__(world, job, node, host, rng)
-        self._place = place
+        self._driver = driver
         self._is_leaving = False
         self.is_apart = False
         """Whether other agents cannot reach this one, although etcd can."""
@@ -82,7 +82,7 @@ class EtcdAgent(Agent):
             info=self.info,
             prefix=PREFIX,
             lease_s=LEASE_S,
-            presence=place.presences.show(self),
+            presence=driver.presences.show(self),
             strict=True,
             rounds=world.machines.rounds,
         )
@@ -109,18 +109,18 @@ class EtcdAgent(Agent):
         if self.alive:
             self.arm(self.etcd_session.next_deadline(now))
 
-    def answered(self, parcel: tuple[int, Answer]) -> None:
+    def answered(self, delivery: tuple[int, Answer]) -> None:
         """Handle an answer of etcd."""
-        self._etcd_event(RequestAnswered(*parcel))
+        self._etcd_event(RequestAnswered(*delivery))
 
-    def changed(self, parcel: tuple[int, int, tuple[Change, ...]]) -> None:
+    def changed(self, delivery: tuple[int, int, tuple[Change, ...]]) -> None:
         """Handle the changes of a watch."""
-        number, _revision, changes = parcel
+        number, _revision, changes = delivery
         self._etcd_event(KeysChanged(number, changes))
 
-    def watch_ended(self, parcel: tuple[int, Problem]) -> None:
+    def watch_ended(self, delivery: tuple[int, Problem]) -> None:
         """Handle the end of a watch."""
-        self._etcd_event(WatchEnded(*parcel))
+        self._etcd_event(WatchEnded(*delivery))
 
     def handle_presence(self, event: ConnectionEvent) -> None:
         """Handle an event of a presence connection."""
@@ -134,9 +134,9 @@ class EtcdAgent(Agent):
         self.world.note(self, "is killed")
         self.alive = False
         self.world.schedule(
-            self.world.now + self._place.presences.keeper_s(), self._end_workers, None
+            self.world.now + self._driver.presences.keeper_s(), self._end_workers, None
         )
-        self._place.presences.end(self)
+        self._driver.presences.end(self)
 
     def _end_workers(self, _arg: object) -> None:
         self._end()
@@ -150,7 +150,7 @@ class EtcdAgent(Agent):
 
     def decider(self, view: View) -> Decider:
         """Return the decider of a view."""
-        return self._place.life_of(view)
+        return self._driver.life_of(view)
 
     def _send(self, message: Status | Heartbeat) -> None:
         self._etcd_event(MessageSubmitted(message))
@@ -166,22 +166,22 @@ class EtcdAgent(Agent):
         self._perform_etcd(self.etcd_session.handle(self.clock, event))
 
     def _perform_etcd(self, effects: list[SessionEffect]) -> None:
-        network = self._place.network
+        network = self._driver.network
         for effect in effects:
             if not self.alive:
                 return
             match effect:
                 case SendRequest(number, request):
-                    self._place.expect(self.etcd_session.leadership.last_write, request)
-                    network.ask(self, number, request)
+                    self._driver.expect(self.etcd_session.leadership.last_write, request)
+                    network.send_request(self, number, request)
                 case StartWatch(number, key, end, start_revision):
                     network.watch(self, number, key, end, start_revision)
                 case StopWatch(number):
                     network.unwatch(self, number)
                 case ConnectPresence(number, presence):
-                    self._place.presences.connect(self, number, presence)
+                    self._driver.presences.connect(self, number, presence)
                 case DropPresence(number):
-                    self._place.presences.drop(self, number)
+                    self._driver.presences.drop(self, number)
                 case DeliverMessage(message):
                     if not self._is_leaving:
                         self._perform(self.session.handle(self.clock, message))
@@ -197,7 +197,7 @@ class EtcdAgent(Agent):
         if self.alive:
             self.arm(self.etcd_session.next_deadline(self.clock))
 
-    def _depart(self) -> None:
+    def _leave_job(self) -> None:
         self.left = True
         self._is_leaving = True
         self.workers.remove_all()
@@ -212,7 +212,7 @@ class EtcdAgent(Agent):
     def _end(self) -> None:
         self.alive = False
         self.workers.remove_all()
-        self._place.presences.end(self)
+        self._driver.presences.end(self)
 
 
 FREEZE_S = (0.1, 3.0)
@@ -276,11 +276,11 @@ class EtcdDriver:
 
     def die(self, *, host_too: bool) -> None:
         """Stop all members."""
-        self.network.go_down(host_too=host_too)
+        self.network.stop(host_too=host_too)
 
-    def return_as(self, _number: int, _rng: Random) -> EtcdDriver:
+    def restart_as(self, _number: int, _rng: Random) -> EtcdDriver:
         """Restart etcd with its data."""
-        self.network.come_back()
+        self.network.restart()
         return self
 
     def pause(self) -> None:

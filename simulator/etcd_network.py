@@ -1,8 +1,8 @@
 """The network between simulated agents and their etcd, with delays, cuts and outages.
 
-Every call is answered exactly once, within `CALL_S`, and calls may overtake each other. After
-`UNREACHABLE` the request may have been performed: the request or its answer was lost, and a request that
-TCP retransmits may arrive after its caller gave up.
+Every call gets exactly one answer within `CALL_S`, and calls may overtake each other. After the answer
+`UNREACHABLE`, the request may still be performed: perhaps only its answer was lost, or TCP retransmits the
+request after its caller gave up.
 
 The events of a watch arrive in order and without a gap. A watch ends once, with a `Problem`, or when the
 agent ends it; after that the agent gets no more events. All events are delivered with the agent's `after`,
@@ -35,7 +35,7 @@ HELD_CHANGES_MAX = (
 NEVER = float("inf")
 
 TIMED_OUT = Problem(ProblemKind.UNREACHABLE, "timed out")
-NOT_THERE = Problem(ProblemKind.UNREACHABLE, "connection refused")
+REFUSED = Problem(ProblemKind.UNREACHABLE, "connection refused")
 RESET = Problem(ProblemKind.UNREACHABLE, "connection reset")
 
 
@@ -50,25 +50,25 @@ class EtcdUser(Protocol):
     def after(self, delay_s: float, what: Callable[[Any], None], arg: Any = None) -> None:
         """Call `what` later, unless the agent has exited."""
 
-    def answered(self, parcel: tuple[int, Answer]) -> None:
+    def answered(self, result: tuple[int, Answer]) -> None:
         """Receive the answer to the request of this number."""
 
-    def changed(self, parcel: tuple[int, int, tuple[Change, ...]]) -> None:
+    def changed(self, result: tuple[int, int, tuple[Change, ...]]) -> None:
         """Receive the changes of the watch of this number, up to a revision."""
 
-    def watch_ended(self, parcel: tuple[int, Problem]) -> None:
+    def watch_ended(self, result: tuple[int, Problem]) -> None:
         """Receive the end of the watch of this number."""
 
 
 class _Call:
-    __slots__ = ("agent", "asked_at", "number", "over", "request")
+    __slots__ = ("agent", "is_answered", "number", "request", "sent_at")
 
-    def __init__(self, agent: EtcdUser, number: int, request: Request, asked_at: float) -> None:
+    def __init__(self, agent: EtcdUser, number: int, request: Request, sent_at: float) -> None:
         self.agent = agent
         self.number = number
         self.request = request
-        self.asked_at = asked_at
-        self.over = False
+        self.sent_at = sent_at
+        self.is_answered = False
         """Whether the agent has its answer, or will get it."""
 
 
@@ -128,7 +128,7 @@ class EtcdNetwork:
 
     # Calls.
 
-    def ask(self, agent: EtcdUser, number: int, request: Request) -> None:
+    def send_request(self, agent: EtcdUser, number: int, request: Request) -> None:
         """Send a request; `answered` of the agent is called once with this number."""
         now = self._world.now
         call = _Call(agent, number, request, now)
@@ -142,8 +142,8 @@ class EtcdNetwork:
             self._arrive_at(now + self._delay_s(agent), call)
 
     def _arrive_at(self, at: float, call: _Call) -> None:
-        if at >= call.asked_at + CALL_S:
-            self._time_out(call)  # The request is performed all the same.
+        if at >= call.sent_at + CALL_S:
+            self._time_out(call)  # etcd still performs the request.
         self._world.schedule(at, self._arrive, call)
 
     def _arrive_again(self, call: _Call) -> None:
@@ -155,7 +155,7 @@ class EtcdNetwork:
         world.steps += 1
         if not self.alive:
             if self.host_up:
-                self._answer(call, NOT_THERE)
+                self._answer(call, REFUSED)
             else:
                 self._time_out(call)
         elif world.now < self._busy_until:
@@ -171,19 +171,19 @@ class EtcdNetwork:
     def _answer(self, call: _Call, answer: Answer) -> None:
         agent, world = call.agent, self._world
         delay = self._delay_s(agent)
-        if self._lost.get(agent, -1.0) >= call.asked_at:
+        if self._lost.get(agent, -1.0) >= call.sent_at:
             answer = RESET
-        late = world.now + delay >= call.asked_at + CALL_S
+        late = world.now + delay >= call.sent_at + CALL_S
         if late or agent.cut_in or self._is_lost():
             self._time_out(call)
-        elif not call.over:
-            call.over = True
+        elif not call.is_answered:
+            call.is_answered = True
             agent.after(delay, agent.answered, (call.number, answer))
 
     def _time_out(self, call: _Call) -> None:
-        if not call.over:
-            call.over = True
-            left = max(0.0, call.asked_at + CALL_S - self._world.now)
+        if not call.is_answered:
+            call.is_answered = True
+            left = max(0.0, call.sent_at + CALL_S - self._world.now)
             call.agent.after(left, call.agent.answered, (call.number, TIMED_OUT))
 
     # Watches.
@@ -209,17 +209,17 @@ class EtcdNetwork:
             return
         if not self.alive:
             if self.host_up:
-                self._break(stream, NOT_THERE, self._delay_s(stream.agent))
+                self._break(stream, REFUSED, self._delay_s(stream.agent))
             else:
                 self._break(stream, TIMED_OUT, CALL_S)
             return
         if start_revision <= self.etcd.revision:
             stream.holds = True
             at = (self._world.now // CATCH_UP_S + 1) * CATCH_UP_S
-            self._world.schedule(at, self._say_again, stream)
+            self._world.schedule(at, self._send_held, stream)
 
         def sink(revision: int, changes: tuple[Change, ...]) -> None:
-            self._say(stream, revision, changes)
+            self._send_changes(stream, revision, changes)
 
         subscription = self.etcd.subscribe(key, end, start_revision, sink)
         if isinstance(subscription, Problem):
@@ -234,7 +234,7 @@ class EtcdNetwork:
             stream.ended = True
             self._cease(stream)
 
-    def _say(self, stream: _Stream, revision: int, changes: tuple[Change, ...]) -> None:
+    def _send_changes(self, stream: _Stream, revision: int, changes: tuple[Change, ...]) -> None:
         agent = stream.agent
         if not agent.alive:
             self.unwatch(agent, stream.number)
@@ -247,9 +247,9 @@ class EtcdNetwork:
             if not stream.holds:
                 stream.holds = True
                 at = self._world.now + self._between(NOTICED_S)
-                self._world.schedule(at, self._say_again, stream)
+                self._world.schedule(at, self._send_held, stream)
 
-    def _say_again(self, stream: _Stream) -> None:
+    def _send_held(self, stream: _Stream) -> None:
         """Send held changes, or break the watch if the cut still lasts."""
         if stream.agent.cut_in:
             self._break(stream, TIMED_OUT, 0.0)
@@ -261,11 +261,11 @@ class EtcdNetwork:
             self._send(stream, self.etcd.revision, tuple(missed))
 
     def _send(self, stream: _Stream, revision: int, changes: tuple[Change, ...]) -> None:
-        parcel = (stream.number, revision, changes)
+        result = (stream.number, revision, changes)
         delay = self._delay_s(stream.agent)
         if self._is_lost():
             delay += self._between(REPEATED_S)
-        stream.agent.after(self._in_turn(stream, delay), self._deliver, (stream, parcel))
+        stream.agent.after(self._in_turn(stream, delay), self._deliver, (stream, result))
 
     def _in_turn(self, stream: _Stream, delay_s: float) -> float:
         """Return a delay after which all earlier events have arrived."""
@@ -274,9 +274,9 @@ class EtcdNetwork:
         return stream.at - now
 
     def _deliver(self, sent: tuple[_Stream, tuple[int, int, tuple[Change, ...]]]) -> None:
-        stream, parcel = sent
+        stream, result = sent
         if not stream.ended:
-            stream.agent.changed(parcel)
+            stream.agent.changed(result)
 
     def _break(self, stream: _Stream, problem: Problem, delay_s: float) -> None:
         """Break a watch; the agent learns of it after all earlier events."""
@@ -299,7 +299,7 @@ class EtcdNetwork:
     # Faults.
 
     def cut(self, agent: EtcdUser) -> None:
-        """Handle a cut of an agent: if it lasts, its watches are detected as dead."""
+        """Cut an agent off: if the cut lasts, its watches break."""
         for stream in self._streams_of(agent):
             at = self._world.now + self._between(NOTICED_S)
             self._world.schedule(at, self._find_cut, stream)
@@ -308,8 +308,8 @@ class EtcdNetwork:
         if stream.agent.cut_in or stream.agent.cut_out:
             self._break(stream, TIMED_OUT, 0.0)
 
-    def kill_links(self, agent: EtcdUser) -> None:
-        """Break all connections of an agent; requests under way are reset."""
+    def break_connections(self, agent: EtcdUser) -> None:
+        """Break all connections of an agent; requests in transit are reset."""
         self._lost[agent] = self._world.now
         for stream in self._streams_of(agent):
             self._break(stream, RESET, self._delay_s(agent))
@@ -317,19 +317,19 @@ class EtcdNetwork:
     def _streams_of(self, agent: EtcdUser) -> list[_Stream]:
         return [stream for stream in self._streams.values() if stream.agent is agent]
 
-    def go_down(self, *, host_too: bool = False) -> None:
+    def stop(self, *, host_too: bool = False) -> None:
         """Stop etcd. If its hosts die too, nothing closes the connections."""
         self._world.note("etcd", "is gone, and its hosts with it" if host_too else "is gone")
         self.alive = False
         self.host_up = not host_too
         for stream in list(self._streams.values()):
             agent = stream.agent
-            unheard = host_too or agent.cut_in
+            unnoticed = host_too or agent.cut_in
             self._break(
-                stream, RESET, self._between(NOTICED_S) if unheard else self._delay_s(agent)
+                stream, RESET, self._between(NOTICED_S) if unnoticed else self._delay_s(agent)
             )
 
-    def come_back(self, _arg: object = None) -> None:
+    def restart(self, _arg: object = None) -> None:
         """Start etcd again, with its data."""
         if not self.alive:
             self._world.note("etcd", "is back")
@@ -353,9 +353,9 @@ class EtcdNetwork:
         at = max(first, self._world.now) + LEASE_CHECK_S * self._random()
         if at < self._expiry_at:
             self._expiry_at = at
-            self._world.schedule(at, self._look, at)
+            self._world.schedule(at, self._expire_leases, at)
 
-    def _look(self, at: float) -> None:
+    def _expire_leases(self, at: float) -> None:
         if at == self._expiry_at:
             self._expiry_at = NEVER
             if self.alive:

@@ -494,13 +494,13 @@ class FaultInjector:
         world.requests[request.id] = request
         coordinator = world.coordinator
         if isinstance(coordinator, Coordinator) and self._rng.random() < DIRECT_REQUEST_SHARE:
-            coordinator.ask(agent.job.run_id, request)
+            coordinator.send_request(agent.job.run_id, request)
         else:
-            agent.ask(request)
+            agent.send_request(request)
         if self._rng.random() < REPEATED_REQUEST_SHARE:
             again = self._someone(agent.job.living)
             if again is not None:
-                again.after(self._between(0.01, 2.0), again.ask, request)
+                again.after(self._between(0.01, 2.0), again.send_request, request)
 
     def _undrain_all(self, job: JobTruth) -> None:
         known = self._world.coordinator.job(job.run_id)
@@ -660,39 +660,39 @@ class FaultInjector:
 
     # Faults of etcd.
 
-    def _someone_who_leads(self) -> Agent | None:
+    def _random_leader(self) -> Agent | None:
         living = [agent for job in self._world.jobs.values() for agent in job.living]
         leaders: list[Agent] = [one for one in living if isinstance(one, EtcdAgent) and one.leads]
         return self._someone(leaders)
 
     def _leader(self) -> None:
-        agent = self._someone_who_leads()
+        agent = self._random_leader()
         if agent is not None:
             self._kill(agent)
 
     def _pause_leader(self) -> None:
         """Stop the leader's agent, often for longer than its lease."""
-        agent = self._someone_who_leads()
+        agent = self._random_leader()
         if agent is not None:
             self._pause(agent, shortest_s=3.0)
 
     def _compact(self) -> None:
-        self._place.compact()
+        self._etcd_driver.compact()
 
     def _break_links(self) -> None:
         """Break the connections of an agent and lose messages in transit."""
         agent = self._someone()
         if isinstance(agent, EtcdAgent):
             self._world.disturb()
-            self._place.network.kill_links(agent)
-            self._place.presences.reset(agent)
+            self._etcd_driver.network.break_connections(agent)
+            self._etcd_driver.presences.reset(agent)
 
     def _set_apart(self) -> None:
         """Break the connections between an agent and the others, but not those to etcd."""
         agent = self._someone()
         if isinstance(agent, EtcdAgent) and not agent.is_apart:
             self._world.note(agent, "is disconnected from other agents")
-            self._place.presences.reset(agent)
+            self._etcd_driver.presences.reset(agent)
             agent.is_apart = True
             self._world.schedule(self._world.now + self._between(0.1, 40.0), self._reunite, agent)
 
@@ -702,9 +702,9 @@ class FaultInjector:
 
     def _fill(self) -> None:
         self._world.disturb()
-        self._place.fill()
+        self._etcd_driver.fill()
         self._world.schedule(
-            self._world.now + self._between(0.5, 10.0), self._place.make_room, None
+            self._world.now + self._between(0.5, 10.0), self._etcd_driver.make_room, None
         )
 
     # Faults of `--ha`.
@@ -716,22 +716,22 @@ class FaultInjector:
         return (place, machine) if isinstance(place, MembersDriver) and machine else (None, "")
 
     def _end_member(self) -> None:
-        self._own.end_member()
+        self._members_driver.end_member()
 
     def _cut_members(self) -> None:
-        self._own.cut_members(self._between(0.1, 40.0))
+        self._members_driver.cut_members(self._between(0.1, 40.0))
 
     def _stop_most(self) -> None:
-        self._own.stop_most(self._between(*OUTAGE_S))
+        self._members_driver.stop_most(self._between(*OUTAGE_S))
 
     @property
-    def _own(self) -> MembersDriver:
+    def _members_driver(self) -> MembersDriver:
         place = self._world.coordinator
         assert isinstance(place, MembersDriver)
         return place
 
     @property
-    def _place(self) -> EtcdDriver:
+    def _etcd_driver(self) -> EtcdDriver:
         place = self._world.coordinator
         assert isinstance(place, EtcdDriver)
         return place

@@ -115,7 +115,7 @@ class Members:
         self.bootstrapped: dict[str, Cluster] = {}
         self.active_cluster: Cluster | None = None
         self.deposed: set[str] = set()
-        self.calm = False
+        self.has_faults_ended = False
         self.random = rng
         self._clock, self.after = clock, after
         self._member = member
@@ -184,13 +184,13 @@ class Members:
     def heal(self) -> None:
         """End all faults."""
         self.cut.clear()
-        self.calm = True
+        self.has_faults_ended = True
         for name, machine in self.machines.items():
             if machine.frozen:
                 self.thaw(name)
             self.start(name)
 
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every machine's member serves."""
         return all(
             one.member is not None and one.member.state is MemberState.SERVING
@@ -279,12 +279,12 @@ class Members:
         )
 
     def _delay(self) -> float:
-        return self.random.uniform(0.001, 0.01 if self.calm else 0.5)
+        return self.random.uniform(0.001, 0.01 if self.has_faults_ended else 0.5)
 
-    def _loses(self) -> bool:
-        return not self.calm and self.random.random() < 0.1
+    def _loses_message(self) -> bool:
+        return not self.has_faults_ended and self.random.random() < 0.1
 
-    def _alive(self, machine: Machine, life: int) -> bool:
+    def _is_same_process(self, machine: Machine, life: int) -> bool:
         return machine.life == life and machine.member is not None
 
     def _probe(self, machine: Machine, name: str) -> None:
@@ -292,7 +292,7 @@ class Members:
 
         def answer() -> None:
             state: ProbedState = None
-            if self.reaches(machine, other) and not self._loses():
+            if self.reaches(machine, other) and not self._loses_message():
                 if other.probed_as is not None:
                     state = Empty(other.probed_as)
                 elif other.votes and other.data is not None and other.data.was_ready:
@@ -300,7 +300,7 @@ class Members:
                     state = Serving(cluster.name, has_leader=other in self.quorum(cluster))
 
             def arrive() -> None:
-                if self._alive(machine, life):
+                if self._is_same_process(machine, life):
                     self.deliver(machine, MachineProbed(name, state))
 
             self.after(self._delay(), arrive)
@@ -312,19 +312,19 @@ class Members:
 
         def arrive() -> None:
             accepted = False
-            if self.reaches(machine, other) and not self._loses():
+            if self.reaches(machine, other) and not self._loses_message():
                 accepted = self.deliver(other, BootstrapProposed(bootstrap))
-            if self._loses():
+            if self._loses_message():
                 accepted = False  # The response is lost.
 
             def answer() -> None:
-                if self._alive(machine, life):
+                if self._is_same_process(machine, life):
                     self.deliver(machine, ProposalAnswered(bootstrap.id, name, accepted))
 
             self.after(self._delay(), answer)
 
         # A proposal may be very late, and arrive at a later incarnation.
-        self.after(self._delay() * (20 if self._loses() else 1), arrive)
+        self.after(self._delay() * (20 if self._loses_message() else 1), arrive)
 
     # Clusters.
 
@@ -378,7 +378,7 @@ class Members:
         life = machine.life
 
         def report_failed() -> None:
-            if self._alive(machine, life):
+            if self._is_same_process(machine, life):
                 self.deliver(machine, VoterNotReplaced("no"))
 
         def reachable_cluster() -> Cluster | None:
@@ -392,7 +392,12 @@ class Members:
             lock = cluster.lock if cluster is not None else None
             held = lock is not None and lock[0] != machine.name and lock[1] > self.now
             held = held and self._one_at_a_time
-            if cluster is None or held or not self._alive(machine, life) or machine.frozen:
+            if (
+                cluster is None
+                or held
+                or not self._is_same_process(machine, life)
+                or machine.frozen
+            ):
                 self.after(self._delay(), report_failed)
                 return
             cluster.lock = (machine.name, self.now + CLAIM_S)
@@ -410,19 +415,24 @@ class Members:
 
         def add(cluster: Cluster) -> None:
             group = self.quorum(cluster)
-            if not group or self._loses() or not self._alive(machine, life) or machine.frozen:
+            if (
+                not group
+                or self._loses_message()
+                or not self._is_same_process(machine, life)
+                or machine.frozen
+            ):
                 self.after(self._delay(), report_failed)
                 return
             self._commit(cluster, group)
             cluster.voters[machine.name] = (cluster.name, machine.name, next(self._count))
-            if self._loses():
+            if self._loses_message():
                 self.after(self._delay(), report_failed)
             else:
                 self.after(self._delay(), report_added)
 
         def report_added() -> None:
             cluster = reachable_cluster()
-            if self._alive(machine, life) and cluster is not None:
+            if self._is_same_process(machine, life) and cluster is not None:
                 self.deliver(machine, VoterReplaced((cluster.name, "")))
             else:
                 report_failed()

@@ -2,8 +2,8 @@
 
 A fault that hits a machine's agent (loss, network cut, freeze) also hits its member. The member restarts
 when an agent starts on the machine. All members together provide one etcd to the nodes (`simulator.etcd`),
-which is available while the members have a leader. If an agent exits by itself, its member keeps running,
-like one that `holdfast coordinator --ha` runs.
+which is available while the members have a leader. If an agent exits by itself, its member continues,
+like a member of `holdfast coordinator --ha`.
 
 The simulator never loses so many machines with their data that the rest cannot recover. A job does not
 survive such a loss; `tests/simulation/test_clusters.py` tests it.
@@ -31,7 +31,7 @@ START_S = 2.0
 ELECTION_S = (1.0, 2.0)
 
 
-class MachinesOfAgents(Members):
+class AgentMachines(Members):
     """The members of the cluster. A network cut of an agent also cuts its machine's member."""
 
     def __init__(self, world: World, names: list[str], rng: Random) -> None:
@@ -72,7 +72,7 @@ class MembersDriver(EtcdDriver):
         self._rng = rng
         size = MANY if world.size >= MANY and rng.random() < 0.5 else FEW
         # The machines of the first nodes. Some of them may never get a node.
-        self.members = MachinesOfAgents(world, [str(one + 1) for one in range(size)], rng)
+        self.members = AgentMachines(world, [str(one + 1) for one in range(size)], rng)
         self.members.on_decided = self._follow
         self._leader: Machine | None = None
         self._cluster = ""
@@ -86,9 +86,9 @@ class MembersDriver(EtcdDriver):
             self.world.schedule(self.world.now, self._start, host)
         return super().new_agent(job, node, host, rng)
 
-    def return_as(self, _number: int, _rng: Random) -> MembersDriver:
+    def restart_as(self, _number: int, _rng: Random) -> MembersDriver:
         """Continue with the same data."""
-        self.network.come_back()
+        self.network.restart()
         return self
 
     def heal(self) -> None:
@@ -103,7 +103,7 @@ class MembersDriver(EtcdDriver):
         return agent.host if agent.host in self.members.machines else None
 
     def can_lose(self, name: str) -> bool:
-        """Whether the members without this one still are a majority with all committed entries."""
+        """Whether the members without this one are still a majority with all committed entries."""
         active_cluster = self.members.active_cluster
         group = self.members.quorum(active_cluster) if active_cluster is not None else []
         left = [one for one in group if one.name != name]
@@ -116,13 +116,13 @@ class MembersDriver(EtcdDriver):
 
     def end_member(self) -> None:
         """Kill one member's etcd process."""
-        name = self._anyone()
+        name = self._random_member()
         self.world.note(f"member {name}", "is killed")
         self.members.end_etcd(name)
 
     def cut_members(self, length_s: float) -> None:
         """Lose messages from one machine's member to some others."""
-        name = self._anyone()
+        name = self._random_member()
         cut = {(name, one) for one in self.members.machines if self._rng.random() < 0.7}
         self.world.note(f"member {name}", "is cut off from {0}", sorted(one for _, one in cut))
         self.members.cut |= cut - {(name, name)}
@@ -140,7 +140,7 @@ class MembersDriver(EtcdDriver):
             else:
                 self.members.freeze(name, length_s)
 
-    def _anyone(self) -> str:
+    def _random_member(self) -> str:
         return self._rng.choice([*self.members.machines])
 
     def _start(self, name: str) -> None:

@@ -50,7 +50,7 @@ class NetworkConditions:
         self.reordering = reordering
         self.delay_s = delay_s
         self.jitter_s = jitter_s
-        self.rough = loss + duplication + reordering + jitter_s > 0.0
+        self.unreliable = loss + duplication + reordering + jitter_s > 0.0
 
 
 class Link:
@@ -74,13 +74,13 @@ class Link:
 class SlowLine:
     """One direction of a link with limited bandwidth."""
 
-    __slots__ = ("free_at", "incoming", "outgoing", "whole")
+    __slots__ = ("free_at", "incoming", "outgoing", "split_messages")
 
     def __init__(self, outgoing: OutgoingParts) -> None:
         self.free_at = 0.0
         self.outgoing = outgoing
         self.incoming = IncomingParts()
-        self.whole: dict[bytes, Any] = {}  # Messages that are sent in parts, by their bodies.
+        self.split_messages: dict[bytes, Any] = {}  # By their bodies.
 
 
 class Network:
@@ -105,8 +105,8 @@ class Network:
         world = self.world
         conditions = self.conditions
         at = world.now + (conditions.delay_s + link.agent.lag_s) * (0.5 + self._random())
-        if conditions.rough:
-            self._send_in_rough(link, message, at, up=True)
+        if conditions.unreliable:
+            self._send_unreliably(link, message, at, up=True)
             return
         if at <= link.up_at:
             at = link.up_at + 1e-9
@@ -123,15 +123,15 @@ class Network:
         world = self.world
         conditions = self.conditions
         at = world.now + (conditions.delay_s + link.agent.lag_s) * (0.5 + self._random())
-        if conditions.rough:
-            self._send_in_rough(link, message, at, up=False)
+        if conditions.unreliable:
+            self._send_unreliably(link, message, at, up=False)
             return
         if at <= link.down_at:
             at = link.down_at + 1e-9
         link.down_at = at
         world.schedule(at, link.agent.receive, (link, message))
 
-    def _send_in_rough(
+    def _send_unreliably(
         self, link: Link, message: Status | Heartbeat | Ack | View, at: float, *, up: bool
     ) -> None:
         conditions, draw = self.conditions, self._random
@@ -165,7 +165,7 @@ class Network:
             to = link.coordinator.receive if up else link.agent.receive
             self.world.schedule(self._arrival_of(link, written, up=up), to, (link, message))
             return
-        line.whole[frame[HEADER_BYTES:]] = message
+        line.split_messages[frame[HEADER_BYTES:]] = message
         self._write_part(link, written, up=up)
 
     def _write_part(self, link: Link, written: bytes, *, up: bool) -> None:
@@ -197,7 +197,7 @@ class Network:
         body = line.incoming.take(part)
         if body is not None:
             receive = link.coordinator.receive if up else link.agent.receive
-            receive((link, line.whole[body]))
+            receive((link, line.split_messages[body]))
 
     def _part_taken(self, what: tuple[Link, bool]) -> None:
         link, up = what
@@ -254,7 +254,7 @@ class Network:
         is_cut = link.agent.cut_out or link.coordinator in link.agent.apart
         if not is_cut and link.agent.host_up:
             at = max(self.delay_s(link.agent), link.up_at - self.world.now + 1e-9)
-            link.coordinator.after(at, link.coordinator.link_gone, link)
+            link.coordinator.after(at, link.coordinator.link_closed, link)
 
     def close_from_coordinator(self, link: Link) -> None:
         """Close the coordinator's end; the agent may notice."""

@@ -94,7 +94,7 @@ class Presences:
         elif self._is_apart(connection) or not at.host_up:
             self._end(connection, PresenceInconclusive(number), CONNECT_S)
         elif at.alive:
-            at.after(0.0, self._say, connection)  # A stopped process responds later.
+            at.after(0.0, self._report_end, connection)  # A stopped process responds later.
         elif at.workers.exist:
             pass  # The keeper holds the port and does not respond.
         elif wanted in self._squatted:
@@ -102,7 +102,7 @@ class Presences:
         else:
             self._end(connection, PresenceRefused(number))
 
-    def _say(self, connection: _Connection) -> None:
+    def _report_end(self, connection: _Connection) -> None:
         if not connection.is_over:
             self._send((connection, PresenceConfirmed(connection.number), self._world.now))
 

@@ -57,9 +57,9 @@ class Process:
         at = max(at, now) + TIMER_GRAIN_S
         if at < self._timer_at:
             self._timer_at = at
-            self.world.schedule(at, self._go_off, at)
+            self.world.schedule(at, self._fire, at)
 
-    def _go_off(self, at: float) -> None:
+    def _fire(self, at: float) -> None:
         if at != self._timer_at or not self.alive:
             return  # The timer was set to another time.
         self._timer_at = NEVER

@@ -100,7 +100,7 @@ class RunLog:
 
 YIELDING_SHARE = 0.3  # The share of jobs whose nodes yield to agents with the same id.
 SETTLED_S = 30.0  # How long after the last fault all jobs must run again.
-OVER_S = 40.0  # How long after the end of the work all agents must have exited.
+END_S = 40.0  # How long after the end of the work all agents must have exited.
 NODES_BEYOND = 2  # How many nodes more than requested a job may have.
 ANOTHER_JOB_S = 20.0  # If a job ends this long before the faults do, another job starts.
 RANK_ORDERS = (RankOrder.STABLE,) * 3 + (RankOrder.HOST, RankOrder.LABEL)
@@ -185,7 +185,7 @@ class Driver(Protocol):
 
     def die(self, *, host_too: bool) -> None: ...
 
-    def return_as(self, number: int, rng: Random) -> Driver:
+    def restart_as(self, number: int, rng: Random) -> Driver:
         """Return the driver that starts at the endpoint after this one died."""
 
     def pause(self) -> None: ...
@@ -229,7 +229,7 @@ class World:
         self.disturbed_at = 0.0
         self.coordinator_gone_at = 0.0
         self.agents_started = self.coordinators_started = 0
-        self.faults_until_s = max(5.0, seconds - SETTLED_S - OVER_S)
+        self.faults_until_s = max(5.0, seconds - SETTLED_S - END_S)
         self.stopped = False
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._count = 0
@@ -314,7 +314,7 @@ class World:
                 self.start_agent(job, delay_s=rng.random() * 2.0)
         if finish_at >= self.faults_until_s + SETTLED_S:
             self._at_settled(job)
-        over_at = max(finish_at, self.faults_until_s) + OVER_S
+        over_at = max(finish_at, self.faults_until_s) + END_S
         for hook in self._hooks["over"]:
             self.schedule(over_at, hook, job)
         self.schedule(over_at, self._stop_if_last, job)
@@ -383,7 +383,7 @@ class World:
             return
         self.coordinators_started += 1
         rng = seeded(self._rng.getrandbits(64))
-        self.coordinator = self.coordinator.return_as(self.coordinators_started, rng)
+        self.coordinator = self.coordinator.restart_as(self.coordinators_started, rng)
         for hook in self._hooks["coordinator_returned"]:
             hook()
 
@@ -406,7 +406,7 @@ class World:
         old.die(host_too=False)
         self.coordinators_started += 1
         rng = seeded(self._rng.getrandbits(64))
-        self.replaced.append(old.return_as(self.coordinators_started, rng))
+        self.replaced.append(old.restart_as(self.coordinators_started, rng))
         return self.replaced[-1]
 
     def disturb(self) -> None:

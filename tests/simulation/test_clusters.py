@@ -23,7 +23,7 @@ def test_all_machines_join_one_cluster_after_faults(size: int, seed: int) -> Non
     run_faults(world, FAULTS_S)
     world.heal()
     world.run(FAULTS_S + QUIET_S)
-    assert world.is_whole(), [one.member and one.member.state for one in world.machines.values()]
+    assert world.is_complete(), [one.member and one.member.state for one in world.machines.values()]
 
 
 # Members that break a rule: the same faults then lead to a violation, so the checks are effective.

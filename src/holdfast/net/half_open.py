@@ -7,8 +7,8 @@ the kernel's queue. So a thousand honest clients that connect at once are all se
 With this rule alone, one address could take all places. So if an address has more than its share of the places,
 its oldest connection is closed first: immediately if it has sent nothing, otherwise after a much shorter
 time. A flood only displaces itself. Hundreds of agents behind one address can still connect: they send their
-first message immediately and complete the handshake within the short time. Without that time, each would be
-closed for the next before it completes.
+first message immediately and complete the handshake within the short time. Without a minimum time, each would be closed to admit
+the next before its handshake completes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ SHARE = 4  # The share of an address is the number of places divided by this.
 class HalfOpen:
     """The half-open connections of one server, as opaque objects.
 
-    Each has at least `min_s`. If its address exceeds its share and it has sent something, it has
-    `oversized_min_s`.
+    Each stays open for at least `min_s`. If its address exceeds its share, it stays open for at least
+    `oversized_min_s` if it has sent something, and may be closed immediately otherwise.
     """
 
     def __init__(self, places: int, min_s: float = 0.0, oversized_min_s: float = 0.0) -> None:
         self.since: dict[Any, float] = {}
-        """When each was added, the oldest first."""
+        """When each connection was added, the oldest first."""
         self._places = places
         self._min_s = min_s
         self._oversized_min_s = oversized_min_s

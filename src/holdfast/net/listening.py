@@ -1,9 +1,8 @@
 """Listening sockets: where to bind, which process may bind, and which process holds a port.
 
-An endpoint belongs to this machine if all its addresses do, which the kernel knows; the host name does not
-matter. A server on a loopback endpoint listens on loopback only, so no other machine can reach it. Any other
-server listens on every address, because `/etc/hosts` often maps a host's own name to 127.0.1.1, where no
-other node would reach it.
+An endpoint belongs to this machine if the kernel has all its addresses; the host name does not matter. A server on
+a loopback endpoint listens on loopback only, so no other machine can reach it. Any other server listens on every
+address, because `/etc/hosts` often maps a host's own name to 127.0.1.1, where no other node would reach it.
 
 The functions here return sockets that already listen. Otherwise two agents could both bind the port, and one of
 them would fail only later.
@@ -36,9 +35,8 @@ the next connection, and its client retries after 1, 2 and 4 seconds. If 1,000 a
 accepted after 0.1 s; with a queue of 256, after 1.1 s. A flood does not fill the queue for long, because the
 server closes its connections immediately (`half_open`)."""
 COOKIES = "/proc/sys/net/ipv4/tcp_syncookies"
-DESCRIPTORS_MAX = (
-    1 << 20
-)  # The highest limit that is requested; each connection needs one descriptor.
+DESCRIPTORS_MAX = 1 << 20
+"""The highest limit that is requested; each connection needs one descriptor."""
 
 
 # Binding.
@@ -53,7 +51,7 @@ def everywhere(port: int) -> list[Address]:
 
 
 def address_of(host: str) -> str:
-    """Return the address that the text means, also for `localhost`; empty for any other name.
+    """Return an address or `localhost` as an address; empty for any other host name.
 
     A name does not determine the address that other machines connect to (see above).
     """
@@ -218,7 +216,7 @@ def bind_one_of(
             for one in found:
                 refuse_other_user(peer_user.listener_at(one.family, one.sockaddr), port)
             return None
-        raise _refusal(host, port, problem) from None
+        raise _bind_error(host, port, problem) from None
 
 
 def refuse_other_user(user: int | None, port: int) -> None:
@@ -262,7 +260,7 @@ def _without_zone(ip: str) -> str:
     return ip.partition("%")[0]
 
 
-def _refusal(host: str, port: int, problem: OSError) -> EnvironmentProblem:
+def _bind_error(host: str, port: int, problem: OSError) -> EnvironmentProblem:
     where = format_endpoint(host, port)
     if problem.errno == errno.EADDRINUSE:
         owner = owner_of(port)
@@ -290,7 +288,7 @@ def owner_of(port: int) -> str:
     """Return the process that holds the port, as `pid 17, python train.py`; empty if it is invisible."""
     wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     for name in os.listdir("/proc") if wanted else ():
-        if name.isdigit() and _has_one(int(name), wanted):
+        if name.isdigit() and _has_open_socket(int(name), wanted):
             command = _command(int(name))
             return f"pid {name}, {command}" if command else f"pid {name}"
     return ""
@@ -313,7 +311,7 @@ def _listening_inodes(port: int) -> set[str]:
     return found
 
 
-def _has_one(pid: int, wanted: set[str]) -> bool:
+def _has_open_socket(pid: int, wanted: set[str]) -> bool:
     folder = f"/proc/{pid}/fd"
     try:
         for name in os.listdir(folder):
@@ -337,11 +335,11 @@ def _command(pid: int) -> str:
     return text if len(text) <= COMMAND_CHARS_MAX else text[: COMMAND_CHARS_MAX - 3] + "..."
 
 
-# The limit of descriptors. The usual soft limit is 1024, for programs that use `select`; the hard limit is far
+# The descriptor limit. The usual soft limit is 1024, for programs that use `select`; the hard limit is far
 # higher. Raising the soft limit does not affect workers: the keeper gives them the limits that the agent started
 # with.
 
-_before: list[int] = []  # The original soft limit of this process, once raised.
+_original_soft_limit: list[int] = []  # The original soft limit of this process, once raised.
 
 
 def descriptor_limit() -> int:
@@ -371,8 +369,8 @@ def raise_descriptor_limit() -> bool:
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return False
-    if not _before:
-        _before.append(soft)  # Before any child inherits the higher one.
+    if not _original_soft_limit:
+        _original_soft_limit.append(soft)  # Record it before a child inherits the higher limit.
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError):
@@ -382,10 +380,10 @@ def raise_descriptor_limit() -> bool:
 
 def restore_descriptor_limit(child: int) -> None:
     """Give a child of this process the soft limit that this process started with."""
-    if not _before:
+    if not _original_soft_limit:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.prlimit(child, resource.RLIMIT_NOFILE, (_before[0], hard))
+        resource.prlimit(child, resource.RLIMIT_NOFILE, (_original_soft_limit[0], hard))
     except OSError:
         pass  # It has exited; its owner notices.

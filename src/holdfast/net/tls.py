@@ -1,8 +1,8 @@
 """TLS: the contexts of both sides, their files, and readable messages for failures.
 
-A server with `tls_ca` requires a certificate from every client. A client always verifies the server's
-certificate against `tls_ca` or, without one, the machine's CAs, and that it is valid for the host of the
-endpoint or for `tls_server_name`.
+A server with `tls_ca` requires a certificate from every client. A client always verifies the
+server's certificate: an authority of `tls_ca` (by default, one of the machine's) must have signed it, and it
+must be valid for `tls_server_name` (by default, the host of the endpoint).
 
 With `tls=psk` there are no certificates: the key is derived from the token (`TlsToken`).
 
@@ -60,14 +60,14 @@ def client_context(
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     if cert is not None or key is not None:
         if cert is None or key is None:
-            there, lacking = names[:2] if key is None else (names[1], names[0])
-            raise UsageError(f"{there} is set and {lacking} is not", hint="set both or neither")
+            present, missing = names[:2] if key is None else (names[1], names[0])
+            raise UsageError(f"{present} is set and {missing} is not", hint="set both or neither")
         _load_certificate(context, cert, key, names)
     return context
 
 
 def mutual_context(ca: bytes, cert: bytes, key: bytes, *, serving: bool) -> ssl.SSLContext:
-    """Return the context of either side that trusts every certificate of the authority.
+    """Return a context, for either side, that trusts every certificate of the authority.
 
     The arguments are in PEM. The peers prove their identity over the connection.
     """
@@ -118,23 +118,27 @@ def explain_failure(error: Exception) -> str:
 def _load_certificate(
     context: ssl.SSLContext, cert: str, key: str, names: tuple[str, str, str]
 ) -> None:
-    certs_name, keys_name, _ = names
-    _check_readable(certs_name, cert)
-    _check_readable(keys_name, key)
+    cert_setting, key_setting, _ = names
+    _check_readable(cert_setting, cert)
+    _check_readable(key_setting, key)
 
     def no_passphrase() -> str:
         # Without this OpenSSL would prompt on the terminal, and the agent would hang.
-        raise UsageError(f"{keys_name}: {key} is encrypted", hint="use a key without a passphrase")
+        raise UsageError(
+            f"{key_setting}: {key} is encrypted", hint="use a key without a passphrase"
+        )
 
     try:
         context.load_cert_chain(cert, key, password=no_passphrase)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise UsageError(f"{keys_name}: {key} is not the key of {certs_name}: {cert}") from None
-        # OpenSSL does not report which of the two it could not read.
+            raise UsageError(
+                f"{key_setting}: {key} is not the key of {cert_setting}: {cert}"
+            ) from None
+        # OpenSSL does not report which of the two files it could not read.
         if _is_certificate(cert):
-            raise UsageError(f"{keys_name}: {key} is not a private key in PEM format") from None
-        raise UsageError(f"{certs_name}: {cert} is not a certificate in PEM format") from None
+            raise UsageError(f"{key_setting}: {key} is not a private key in PEM format") from None
+        raise UsageError(f"{cert_setting}: {cert} is not a certificate in PEM format") from None
 
 
 def _load_ca(context: ssl.SSLContext, ca: str, name: str) -> None:
@@ -170,7 +174,7 @@ def _check_readable(setting: str, path: str) -> None:
 
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The TLS settings of a process that may be client and server."""
+    """The TLS settings of a process that may be a client, a server or both."""
 
     is_psk: ClassVar[bool] = False
     cert: str | None = None

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import api as torchs
+from torch.distributed.elastic.rendezvous import api as torch_rendezvous
 
 from holdfast import console
 from holdfast.core.protocol import Failure
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 NAME = "holdfast"
 
 
-class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
+class TorchrunHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
     """The rendezvous of one torchrun agent."""
 
     def __init__(self, params: Any) -> None:
-        with _as_torchs():
-            self._node = PluginNode(_translated(params))
+        with _as_torch_errors():
+            self._node = PluginNode(_holdfast_parameters(params))
         self._is_shut = False
         self._not_needed = False
-        # torchrun does not shut down its handler when a signal ends it. Leave the job then, too; but
+        # torchrun does not shut down its handler when a signal ends it. Leave the job in that case too, but
         # not in forked processes.
         atexit.register(_leave, weakref.ref(self), os.getpid())
 
@@ -60,26 +60,26 @@ class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
     def next_rendezvous(self) -> Any:
         """Wait until this node and all other members are in a new round, and return it."""
         try:
-            with _as_torchs():
+            with _as_torch_errors():
                 info = self._node.next_rendezvous()
-        except torchs.RendezvousGracefulExitError:
+        except torch_rendezvous.RendezvousGracefulExitError:
             self._not_needed = True
             raise
         view = self._node.round
         assert view is not None
         store = RoundStore(self._node, self._node.access.scope_of(view))
         point = info.bootstrap_store_info
-        meeting_point = torchs.RendezvousStoreInfo(point.master_addr, point.master_port)
-        return torchs.RendezvousInfo(store, info.rank, info.world_size, meeting_point)
+        meeting_point = torch_rendezvous.RendezvousStoreInfo(point.master_addr, point.master_port)
+        return torch_rendezvous.RendezvousInfo(store, info.rank, info.world_size, meeting_point)
 
     def is_closed(self) -> bool:
         """Return whether the job is over, as far as this node knows."""
-        with _as_torchs():
+        with _as_torch_errors():
             return self._node.is_closed()
 
     def set_closed(self) -> None:
         """End the job for all nodes."""
-        with _as_torchs():
+        with _as_torch_errors():
             self._node.set_closed()
 
     def num_nodes_waiting(self) -> int:
@@ -88,26 +88,26 @@ class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
         torchrun's agent polls nothing else while its workers run, and must not continue a job that
         another node has ended.
         """
-        with _as_torchs():
+        with _as_torch_errors():
             return self._node.num_nodes_waiting()
 
     def shutdown(self) -> bool:
-        """Leave the job, and report why if torchrun is about to end; return whether that went well."""
+        """Leave the job, and report why if torchrun is about to end; return whether it succeeded."""
         cause = sys.exception()
-        well = True
+        succeeded = True
         try:
             if not self._is_shut:
                 self._is_shut = True
                 self._report_end(cause)
         except HoldfastError as error:
             console.warning(f"this node could not leave the job properly: {error}")
-            well = False
+            succeeded = False
         self.leave()
         if self._not_needed and isinstance(cause, AttributeError):
             # After `RendezvousGracefulExitError`, torchrun's agent returns no result. Its caller
-            # (torch 2.13) searches that for failures, and would fail with a traceback.
+            # (torch 2.13) searches the result for failures, and would raise `AttributeError`.
             raise SystemExit(0)
-        return well
+        return succeeded
 
     def leave(self) -> None:
         """Leave the job, and release the handler's resources; may be called repeatedly."""
@@ -121,12 +121,12 @@ class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
 
 
 def _leave(handler: weakref.ref[TorchrunHandler], pid: int) -> None:
-    here = handler()
-    if here is not None and os.getpid() == pid:
-        here.leave()
+    live_handler = handler()
+    if live_handler is not None and os.getpid() == pid:
+        live_handler.leave()
 
 
-def _translated(params: Any) -> RendezvousParameters:
+def _holdfast_parameters(params: Any) -> RendezvousParameters:
     """Return torchrun's parameters as ours."""
     if str(params.config.get("store_type", "tcp")).strip().lower() != "tcp":
         raise UsageError("--rdzv-conf: store_type: only tcp can be used with torchrun")
@@ -142,7 +142,7 @@ def _translated(params: Any) -> RendezvousParameters:
 
 
 def _first_failure(node: str, error: Any) -> Failure:
-    """Return the failure that ended torchrun, in one line for the other nodes."""
+    """Return the failure that ended torchrun, with a one-line summary for the other nodes."""
     host = os.uname().nodename
     rank, failure = error.get_first_failure()
     code = failure.exitcode
@@ -159,21 +159,21 @@ def _first_failure(node: str, error: Any) -> Failure:
 
 
 @contextmanager
-def _as_torchs() -> Iterator[None]:
+def _as_torch_errors() -> Iterator[None]:
     """Convert our exceptions to torch's, with the same message."""
     try:
         yield
     except UsageError as error:
         raise ValueError(str(error)) from None
     except ours.RendezvousClosedError as error:
-        raise torchs.RendezvousClosedError(str(error)) from None
+        raise torch_rendezvous.RendezvousClosedError(str(error)) from None
     except ours.RendezvousTimeoutError as error:
-        raise torchs.RendezvousTimeoutError(str(error)) from None
+        raise torch_rendezvous.RendezvousTimeoutError(str(error)) from None
     except ours.RendezvousConnectionError as error:
-        raise torchs.RendezvousConnectionError(str(error)) from None
+        raise torch_rendezvous.RendezvousConnectionError(str(error)) from None
     except ours.RendezvousStateError as error:
-        raise torchs.RendezvousStateError(str(error)) from None
+        raise torch_rendezvous.RendezvousStateError(str(error)) from None
     except ours.RendezvousGracefulExitError as error:
-        raise torchs.RendezvousGracefulExitError(str(error)) from None
+        raise torch_rendezvous.RendezvousGracefulExitError(str(error)) from None
     except HoldfastError as error:
-        raise torchs.RendezvousError(str(error)) from None
+        raise torch_rendezvous.RendezvousError(str(error)) from None

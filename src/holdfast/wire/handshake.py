@@ -14,7 +14,7 @@ Either side may end the handshake with a `Goodbye` or a `Refusal` that carries t
 (`HandshakeRefused.reply`).
 
 **Keys.** A master token authorizes all jobs. Both sides derive the token of one job from the master token
-and the run id. A node or a coordinator may also have the job's token only. Each proof covers every byte
+and the run id. A node or a coordinator may have only the job's token. Each proof covers every byte
 sent before it, so a proof for one job, endpoint or version is invalid for another. With a token, the
 handshake also yields two keys, and both sides seal everything after the client's proof (`wire.frames`),
 including the `Welcome`. An attacker who relays the handshake can therefore only continue to relay.
@@ -204,12 +204,12 @@ class ClientHandshake(_Handshake):
         if self._seals is not None:
             body = self._seals[1].open(body)
         message = decode_handshake(body)
-        is_known = self._key_for is None or self._seals is not None
+        is_authenticated = self._key_for is None or self._seals is not None
         match message:
             case Refusal():
                 raise HandshakeRefused(
                     f"{self._server} refused: {one_line(message.why, WHY_CHARS_MAX)}",
-                    permanent=message.permanent and is_known,
+                    permanent=message.permanent and is_authenticated,
                 )
             case Goodbye():
                 raise HandshakeRefused(
@@ -226,21 +226,21 @@ class ClientHandshake(_Handshake):
     def _answer(self, challenge: Challenge, body: bytes) -> bytes:
         if self._key_for is None:
             if challenge.token_wanted:
-                raise self._leave(
+                raise self._goodbye(
                     f"{self._server} requires a token and the client has none; on the client's machine: "
                     + CONFIGURE_TOKEN
                 )
             self._challenged = True
             return encode_frame(Proof())
         if not challenge.token_wanted or not challenge.proof:
-            raise self._leave(
+            raise self._goodbye(
                 f"{self._server} has no token and the client has one; on the machine of {self._server}: "
                 + CONFIGURE_TOKEN
             )
         transcript = self._transcript
         assert transcript is not None
         if not same(challenge.proof, _proof_of_server(transcript, challenge.nonce)):
-            raise self._leave(f"{self._server} has another token than the client: {self._remedy}")
+            raise self._goodbye(f"{self._server} has another token than the client: {self._remedy}")
         transcript.update(_framed(body))
         frame = encode_frame(Proof(proof=_proof_of_client(transcript)))
         transcript.update(frame)
@@ -248,7 +248,7 @@ class ClientHandshake(_Handshake):
         self._challenged = True
         return frame
 
-    def _leave(self, why: str) -> HandshakeRefused:
+    def _goodbye(self, why: str) -> HandshakeRefused:
         return HandshakeRefused(why, reply=encode_frame(Goodbye(why=why)))
 
 

@@ -24,7 +24,7 @@ def show() -> Evidence:
         code = failing.wait(20)
         watch(job, WATCHED_S)
         untold = alive(job.latest(other).pid) and not other.output().strip()
-        job.let_go()
+        job.release_workers()
         watch(job, WATCHED_S)
         waits = other.code is None and not alive(job.latest(other).pid)
         return Evidence(

@@ -1,4 +1,4 @@
-"""Contexts in real handshakes, over memory instead of sockets."""
+"""TLS contexts in real handshakes, in memory instead of over sockets."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Link:
         self.server = server.wrap_bio(to_server, to_client, server_side=True)
         self.client = client.wrap_bio(to_client, to_server, server_hostname=name)
 
-    def shake(self) -> None:
-        """Continue until both ends are done; raise the error of the first end that fails."""
+    def do_handshake(self) -> None:
+        """Run the handshake on both ends; raise the error of the first end that fails."""
         waiting: list[Callable[[], object]] = [self.client.do_handshake, self.server.do_handshake]
         for _ in range(20):
             for step in list(waiting):
@@ -76,14 +76,14 @@ def link(
 
 def failure(both: Link) -> str:
     with pytest.raises(ssl.SSLError) as raised:
-        both.shake()
+        both.do_handshake()
     return explain_failure(raised.value)
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "::1"])
 def test_client_accepts_a_server_of_its_authority(ca: Pair, server: Pair, name: str) -> None:
     both = link(ca, server, name=name)
-    both.shake()
+    both.do_handshake()
     assert both.client.version() in ("TLSv1.2", "TLSv1.3")
     for context in (server_context(*server), client_context(ca.cert)):
         assert context.minimum_version == ssl.TLSVersion.TLSv1_2
@@ -101,17 +101,17 @@ def test_untrusted_server_or_other_name_is_refused(ca: Pair, other_ca: Pair, ser
 def test_server_with_an_authority_requires_client_certificates(
     ca: Pair, other_ca: Pair, server: Pair
 ) -> None:
-    link(ca, server, client=make_certificate(ca, "agent", san=()), server_ca=ca).shake()
-    nameless = link(ca, server, server_ca=ca)
-    assert "tls_cert and tls_key" in failure(nameless)
+    link(ca, server, client=make_certificate(ca, "agent", san=()), server_ca=ca).do_handshake()
+    without_certificate = link(ca, server, server_ca=ca)
+    assert "tls_cert and tls_key" in failure(without_certificate)
     # With TLS 1.3 the client completes its handshake, and learns of the refusal only when it reads.
     with pytest.raises(ssl.SSLError) as raised:
-        nameless.client.read()
+        without_certificate.client.read()
     assert "tls_cert and tls_key" in explain_failure(raised.value)
-    stranger = link(ca, server, client=make_certificate(other_ca, "stranger"), server_ca=ca)
-    failure(stranger)
+    untrusted = link(ca, server, client=make_certificate(other_ca, "untrusted"), server_ca=ca)
+    failure(untrusted)
     with pytest.raises(ssl.SSLError) as raised:
-        stranger.client.read()
+        untrusted.client.read()
     assert "tls_ca there" in explain_failure(raised.value)
 
 
@@ -186,7 +186,7 @@ def test_token_replaces_certificates_if_python_supports_psk(ca: Pair, server: Pa
         return
     for there in (TlsToken(b"master"), TlsToken(job_token(b"master", "job"))):
         both = Link(there.for_server(), ours.for_client(), "anything")
-        both.shake()
+        both.do_handshake()
         assert both.client.version() == "TLSv1.3"
         assert both.client.getpeercert(binary_form=True) is None
     for other in (TlsToken(b"another"), TlsToken(job_token(b"master", "other"))):

@@ -45,17 +45,17 @@ class Asker(Process):
         self.ends: list[tuple[int, Problem]] = []
         self.told_at: list[float] = []
 
-    def answered(self, parcel: tuple[int, Answer]) -> None:
-        self.answers.append(parcel)
+    def answered(self, delivery: tuple[int, Answer]) -> None:
+        self.answers.append(delivery)
         self.told_at.append(self.world.now)
 
-    def changed(self, parcel: tuple[int, int, tuple[Change, ...]]) -> None:
-        assert not any(number == parcel[0] for number, _ in self.ends)
-        self.changes.append(parcel)
+    def changed(self, delivery: tuple[int, int, tuple[Change, ...]]) -> None:
+        assert not any(number == delivery[0] for number, _ in self.ends)
+        self.changes.append(delivery)
         self.told_at.append(self.world.now)
 
-    def watch_ended(self, parcel: tuple[int, Problem]) -> None:
-        self.ends.append(parcel)
+    def watch_ended(self, delivery: tuple[int, Problem]) -> None:
+        self.ends.append(delivery)
         self.told_at.append(self.world.now)
 
     @property
@@ -78,18 +78,18 @@ class Scene:
         self.etcd = SimEtcd()
         self.network = EtcdNetwork(self.world, self.etcd, seeded(seed))
         self.agent = Asker(self.world)
-        self._asked = 0
+        self._requests = 0
 
     def pass_s(self, seconds: float) -> None:
         self.world.run(self.world.now + seconds)
 
-    def ask(self, *ops: Put | Get) -> int:
-        self._asked += 1
-        self.network.ask(self.agent, self._asked, Txn(success=ops))
-        return self._asked
+    def send_request(self, *ops: Put | Get) -> int:
+        self._requests += 1
+        self.network.send_request(self.agent, self._requests, Txn(success=ops))
+        return self._requests
 
     def put(self, value: bytes = b"") -> int:
-        return self.ask(Put(KEY, value))
+        return self.send_request(Put(KEY, value))
 
     def change(self, values: Iterable[bytes] = (b"",)) -> None:
         """Let somebody else, who is near, write."""
@@ -113,16 +113,16 @@ def scene() -> Scene:
 
 
 def test_etcd_returns_with_its_data_and_leases_get_their_full_time(scene: Scene) -> None:
-    scene.network.ask(scene.agent, 1, Grant(5))
+    scene.network.send_request(scene.agent, 1, Grant(5))
     scene.pass_s(SOON_S)
     ((_, granted),) = scene.agent.answers
     assert isinstance(granted, Granted)
-    scene.ask(Put(KEY, b"", granted.lease))
+    scene.send_request(Put(KEY, b"", granted.lease))
     scene.pass_s(4.0)
-    scene.network.go_down()
+    scene.network.stop()
     scene.pass_s(10.0)
     assert scene.etcd.revision == 2, "no lease ends while nobody looks"
-    scene.network.come_back()
+    scene.network.restart()
     scene.pass_s(5.0 + ELECTION_S - 0.01)
     assert scene.stored
     scene.pass_s(LEASE_CHECK_S + 0.02)
@@ -148,11 +148,11 @@ def trouble(seed: int) -> tuple[list[tuple[int, Answer]], list[int], list[float]
         elif chance < 0.15:
             agent.cut_in = agent.cut_out = False
         elif chance < 0.17:
-            network.kill_links(agent)
+            network.break_connections(agent)
         elif chance < 0.2:
-            network.go_down(host_too=rng.random() < 0.5)
+            network.stop(host_too=rng.random() < 0.5)
         elif chance < 0.3:
-            network.come_back()
+            network.restart()
         elif chance < 0.32:
             network.elect(3.0 * rng.random())
         scene.pass_s(rng.random())
@@ -160,7 +160,7 @@ def trouble(seed: int) -> tuple[list[tuple[int, Answer]], list[int], list[float]
             watches += 1
             network.watch(agent, watches, KEY, b"", max([1, *agent.revisions]) + 1)
     agent.cut_in = agent.cut_out = False
-    network.come_back()
+    network.restart()
     scene.world.network.conditions = NetworkConditions()
     scene.pass_s(3 * module.LATE_S)
     if len(agent.ends) == watches:

@@ -59,13 +59,13 @@ EMPTY_RANGES = ((b"nobody", b""), (b"b", b"a"), (b"b", b"b"))
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    # The times that etcd has where nobody sets them: the shortest lease depends on them.
+    # etcd's defaults, on which the shortest lease depends.
     usual = ("--heartbeat-interval=100", "--election-timeout=1000")
     with running_etcd(tmp_path_factory.mktemp("etcd"), *usual) as one:
         yield one
 
 
-class Both:
+class RealAndSimulated:
     """A real etcd and a simulated one that has as many revisions, both without keys."""
 
     def __init__(self, etcd: Etcd, client: EtcdClient) -> None:
@@ -75,16 +75,16 @@ class Both:
         self.sim = SimEtcd(revision=self.start - 1)
         self.leases: dict[int, int] = {}  # The simulated one's, and the real one's.
 
-    def ask(self, request: Request) -> Answer:
-        """Give both a request; return the answer, which is the same."""
+    def perform_on_both(self, request: Request) -> Answer:
+        """Send a request to both; fail unless the answers agree, and return the answer."""
         simulated = self.sim.perform(0.0, request)
-        real = self._ask_real(request)
+        real = self._perform_on_real(request)
         if isinstance(simulated, Granted) and isinstance(real, Granted):
             self.leases[simulated.lease] = real.lease
         assert self._seen(real) == self._seen(simulated), request
         return simulated
 
-    def _ask_real(self, request: Request) -> Answer:
+    def _perform_on_real(self, request: Request) -> Answer:
         try:
             return self.client.call(self._for_real(request))
         except EtcdError as error:
@@ -107,7 +107,7 @@ class Both:
         return Txn(request.compare, success, failure)
 
     def _seen(self, answer: Answer) -> object:
-        """Return of an answer what both must have in common."""
+        """Return the part of an answer that must be the same for both."""
         if isinstance(answer, Problem):
             return answer.kind
         if isinstance(answer, Granted):
@@ -130,7 +130,7 @@ class Both:
         self.sim.full = full
 
     def compare_watches(self, key: bytes, end: bytes, start: int) -> None:
-        """Watch both from a revision on, up to the last change there is."""
+        """Watch both from a revision up to the last change, and compare the changes."""
         received = self.sim.changes_since(key, end, start)
         if isinstance(received, Problem):
             with self.client.watch(key, end, start) as watch, pytest.raises(EtcdError) as refused:
@@ -139,12 +139,14 @@ class Both:
             return
         simulated = [change for _, changes in received for change in changes]
         real = self.watched(key, end, start, simulated[-1])
-        if start == self.sim.compacted:  # Etcd 3.5.16 and later tell what was deleted then, too.
+        if (
+            start == self.sim.compacted
+        ):  # Etcd 3.5.16 and later also report the deletions of this revision.
             real = [one for one in real if one.value is not None or one.mod_revision > start]
         assert real == simulated
 
     def watched(self, key: bytes, end: bytes, start: int, last: Change) -> list[Change]:
-        """Return what the real one says, up to this change."""
+        """Return the real etcd's changes up to this one."""
         real: list[Change] = []
         with self.client.watch(key, end, start) as watch:
             while not real or real[-1].mod_revision < last.mod_revision:
@@ -153,13 +155,13 @@ class Both:
 
 
 @pytest.fixture
-def both(etcd: Etcd) -> Iterator[Both]:
+def both(etcd: Etcd) -> Iterator[RealAndSimulated]:
     settings = EtcdSettings(endpoints=(("127.0.0.1", etcd.port),))
     with EtcdClient(settings) as client:
-        yield Both(etcd, client)
+        yield RealAndSimulated(etcd, client)
 
 
-class Asking:
+class RandomRequests:
     """Draws requests that are likely to meet what is stored."""
 
     def __init__(self, sim: SimEtcd, rng: Random) -> None:
@@ -214,19 +216,19 @@ class Asking:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_simulated_etcd_responds_like_real_etcd(both: Both, seed: int) -> None:
+def test_simulated_etcd_responds_like_real_etcd(both: RealAndSimulated, seed: int) -> None:
     rng = seeded(seed)
-    asking = Asking(both.sim, rng)
+    random_requests = RandomRequests(both.sim, rng)
     answers: list[Answer] = []
     with both.client.watch(b"\0", b"\0", both.start) as live:
         for _ in range(250):
             if rng.random() < (0.2 if both.sim.full else 0.02):
                 both.fill(full=not both.sim.full)
-            answers.append(both.ask(asking.request()))
+            answers.append(both.perform_on_both(random_requests.request()))
             if isinstance(answers[-1], Granted):
-                asking.leases.append(answers[-1].lease)
+                random_requests.leases.append(answers[-1].lease)
         both.fill(full=False)
-        both.ask(Txn(success=tuple(Put(key, b"the last") for key in KEYS)))
+        both.perform_on_both(Txn(success=tuple(Put(key, b"the last") for key in KEYS)))
         received = both.sim.changes_since(b"\0", b"\0", both.start)
         assert isinstance(received, list)
         heard: list[Change] = []
@@ -242,15 +244,15 @@ def test_simulated_etcd_responds_like_real_etcd(both: Both, seed: int) -> None:
     assert both.sim.revision - both.start > 60, "most requests have something to do"
 
 
-def test_watches_after_a_compaction_match_real_etcd(both: Both) -> None:
+def test_watches_after_a_compaction_match_real_etcd(both: RealAndSimulated) -> None:
     rng = seeded("compaction")
-    asking = Asking(both.sim, rng)
+    random_requests = RandomRequests(both.sim, rng)
     for _ in range(60):
-        both.ask(asking.request())
-    both.ask(Txn(success=(Put(b"a", b""), Put(b"b", b""), Put(b"c", b""))))
-    both.ask(Txn(success=(Delete(b"a"), Put(b"b", b"new"))))
+        both.perform_on_both(random_requests.request())
+    both.perform_on_both(Txn(success=(Put(b"a", b""), Put(b"b", b""), Put(b"c", b""))))
+    both.perform_on_both(Txn(success=(Delete(b"a"), Put(b"b", b"new"))))
     compacted = both.sim.revision
-    both.ask(Txn(success=tuple(Put(key, b"the last") for key in KEYS)))
+    both.perform_on_both(Txn(success=tuple(Put(key, b"the last") for key in KEYS)))
     assert both.sim.compact(compacted) is None
     both.etcd.compact(compacted)
     for start in range(compacted - 2, compacted + 2):
@@ -274,33 +276,37 @@ def test_watches_after_a_compaction_match_real_etcd(both: Both) -> None:
         (Delete(b"nobody"),) * (OPS_MAX + 1),
     ],
 )
-def test_edge_cases_of_transactions_match_real_etcd(both: Both, ops: tuple[Op, ...]) -> None:
-    both.ask(Txn(success=(Put(b"a", b"1"), Put(b"b", b"1"), Put(b"c", b"1"))))
-    both.ask(Txn(success=ops))
-    both.ask(Txn(failure=ops))
-    both.ask(Txn(success=(Get(b"\0", b"\0"),)))
+def test_edge_cases_of_transactions_match_real_etcd(
+    both: RealAndSimulated, ops: tuple[Op, ...]
+) -> None:
+    both.perform_on_both(Txn(success=(Put(b"a", b"1"), Put(b"b", b"1"), Put(b"c", b"1"))))
+    both.perform_on_both(Txn(success=ops))
+    both.perform_on_both(Txn(failure=ops))
+    both.perform_on_both(Txn(success=(Get(b"\0", b"\0"),)))
     both.compare_watches(b"\0", b"\0", both.start)
 
 
-def test_lease_limits_match_real_etcd(both: Both) -> None:
+def test_lease_limits_match_real_etcd(both: RealAndSimulated) -> None:
     for ttl_s in (-1, 0, 1, 2, 3, 9_000_000_000, 9_000_000_001):
-        both.ask(Grant(ttl_s))
+        both.perform_on_both(Grant(ttl_s))
     both.fill(full=True)
-    both.ask(Grant(9_000_000_001))
+    both.perform_on_both(Grant(9_000_000_001))
     both.fill(full=False)
 
 
-def test_lease_expiry_matches_real_etcd(both: Both) -> None:
-    leases = [both.ask(Grant(2)) for _ in range(2)]
+def test_lease_expiry_matches_real_etcd(both: RealAndSimulated) -> None:
+    leases = [both.perform_on_both(Grant(2)) for _ in range(2)]
     first, second = (one.lease for one in leases if isinstance(one, Granted))
-    both.ask(Txn(success=(Put(b"b", b"", first), Put(b"a/1", b"", first), Put(b"c", b"", first))))
-    both.ask(Txn(success=(Put(b"c", b""), Put(b"a", b"", second))))
-    both.ask(Revoke(second))
+    both.perform_on_both(
+        Txn(success=(Put(b"b", b"", first), Put(b"a/1", b"", first), Put(b"c", b"", first)))
+    )
+    both.perform_on_both(Txn(success=(Put(b"c", b""), Put(b"a", b"", second))))
+    both.perform_on_both(Revoke(second))
     both.sim.expire(2.0)
     received = both.sim.changes_since(b"\0", b"\0", both.start)
     assert isinstance(received, list)
     simulated = [change for _, changes in received for change in changes]
     assert both.watched(b"\0", b"\0", both.start, simulated[-1]) == simulated
-    both.ask(KeepAlive(first))
-    both.ask(Txn(success=(Put(b"a", b"", first),)))
-    both.ask(Txn(success=(Get(b"\0", b"\0"),)))
+    both.perform_on_both(KeepAlive(first))
+    both.perform_on_both(Txn(success=(Put(b"a", b"", first),)))
+    both.perform_on_both(Txn(success=(Get(b"\0", b"\0"),)))

@@ -18,22 +18,22 @@ def parsed(update: bytes | None) -> tuple[str, dict[str, object]]:
 @in_loop
 async def test_browser_receives_snapshot_and_then_changes() -> None:
     state: dict[str, object] = {"job": 1, "nodes": ["a\n\ndata: forged"]}
-    messages: list[object] = ["begun"]
-    broadcast = Broadcast(lambda: broadcast.publish(state, messages))
+    news: list[object] = ["begun"]
+    broadcast = Broadcast(lambda: broadcast.publish(state, news))
     early = listening(broadcast)
-    messages.clear()
-    assert parsed(await early.get(1.0)) == ("snapshot", {**state, "messages": ["begun"]})
+    news.clear()
+    assert parsed(await early.get(1.0)) == ("snapshot", {**state, "news": ["begun"]})
     state["job"] = 2
     broadcast.refresh()
-    messages.append("failed")
+    news.append("failed")
     broadcast.refresh()
-    messages.clear()
+    news.clear()
     broadcast.refresh()
     assert parsed(await early.get(1.0)) == ("update", {"job": 2})
-    assert parsed(await early.get(1.0)) == ("update", {"messages": ["failed"]})
+    assert parsed(await early.get(1.0)) == ("update", {"news": ["failed"]})
     assert await early.get(0.0) == b"", "nothing changed"
     late = listening(broadcast)
-    assert parsed(await late.get(1.0))[1] == {**state, "messages": ["begun", "failed"]}
+    assert parsed(await late.get(1.0))[1] == {**state, "news": ["begun", "failed"]}
     broadcast.close()
     assert await late.get(1.0) is None
     assert broadcast.listen() is None

@@ -55,7 +55,7 @@ def message_in(frame: bytes) -> Message:
     return decode(body_in(frame))
 
 
-def shake(client: ClientHandshake, server: ServerHandshake) -> None:
+def exchange(client: ClientHandshake, server: ServerHandshake) -> None:
     challenge = server.receive(body_in(client.start()))
     proof = client.receive(body_in(challenge))
     assert not client.done
@@ -68,7 +68,7 @@ def shake(client: ClientHandshake, server: ServerHandshake) -> None:
 
 def refusal_of(client: ClientHandshake, server: ServerHandshake) -> HandshakeRefused:
     with pytest.raises(HandshakeRefused) as raised:
-        shake(client, server)
+        exchange(client, server)
     assert not client.done
     assert not server.done
     return raised.value
@@ -76,7 +76,7 @@ def refusal_of(client: ClientHandshake, server: ServerHandshake) -> HandshakeRef
 
 def test_finished_handshake_accepts_no_message() -> None:
     client, server = ClientHandshake(TOKEN), ServerHandshake(TOKEN)
-    shake(client, server)
+    exchange(client, server)
     for machine in (client, server):
         with pytest.raises(InternalError):
             machine.receive(encode(Goodbye()))
@@ -186,7 +186,7 @@ def test_proof_covers_unknown_fields_of_the_hello() -> None:
 def test_proof_for_one_job_is_invalid_for_another() -> None:
     tokens = {"master": TOKEN, "a": job_token(TOKEN, "a"), "b": job_token(TOKEN, "b")}
     for ours, theirs in (("master", "a"), ("a", "master"), ("a", "a")):
-        shake(ClientHandshake(tokens[ours], run_id="a"), ServerHandshake(tokens[theirs]))
+        exchange(ClientHandshake(tokens[ours], run_id="a"), ServerHandshake(tokens[theirs]))
     for ours, theirs in (("b", "master"), ("master", "b"), ("a", "b")):
         refusal_of(ClientHandshake(tokens[ours], run_id="a"), ServerHandshake(tokens[theirs]))
 
@@ -219,7 +219,7 @@ def test_refusal_of_an_unauthenticated_server_is_not_permanent(is_late: bool) ->
 
 def test_each_direction_is_sealed_with_its_own_key() -> None:
     client, server = ClientHandshake(TOKEN), ServerHandshake(TOKEN)
-    shake(client, server)
+    exchange(client, server)
     assert client.seals is not None
     assert server.seals is not None
     frame = refusal("x")
@@ -228,11 +228,11 @@ def test_each_direction_is_sealed_with_its_own_key() -> None:
     assert server.seals[1].open(taken_by(server, sealed[0])) == body_in(frame)
     assert client.seals[1].open(taken_by(client, sealed[1])) == body_in(frame)
     again = ClientHandshake(TOKEN), ServerHandshake(TOKEN)
-    shake(*again)
+    exchange(*again)
     with pytest.raises(BrokenSeal):
         again[1].seals[1].open(sealed[0])  # type: ignore[index]
     plain = ClientHandshake(None), ServerHandshake(None)
-    shake(*plain)
+    exchange(*plain)
     assert (plain[0].seals, plain[1].seals) == (None, None)
 
 
