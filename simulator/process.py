@@ -1,4 +1,4 @@
-"""A simulated process: it has its own clock, may be stopped for a while, and may die.
+"""A simulated process: it has its own clock, may be stopped for a while, and may exit at any time.
 
 Events for a stopped process wait until it continues, like bytes in a socket. Then it handles the events
 first and its timer last, like an event loop that was delayed.
@@ -42,14 +42,14 @@ class Process:
 
     @property
     def clock(self) -> float:
-        """The time by this process's own clock, which differs from that of all others."""
+        """The time by this process's own clock, which differs from all other clocks."""
         return self.offset + self.world.now * self.rate
 
     def tick(self) -> None:
         """Handle the timer, which has expired."""
 
     def arm(self, deadline: float | None) -> None:
-        """Call `tick` at this time of the own clock, unless the timer is already set earlier."""
+        """Call `tick` at this time of its own clock, unless the timer is already set to an earlier time."""
         if deadline is None:
             return
         now = self.world.now
@@ -71,9 +71,9 @@ class Process:
 
     def after(self, delay_s: float, what: Callable[[Any], None], arg: Any = None) -> None:
         """Call `what` after a delay, or later if the process is stopped then."""
-        self.world.schedule(self.world.now + delay_s, self._happen, (what, arg))
+        self.world.schedule(self.world.now + delay_s, self._handle, (what, arg))
 
-    def _happen(self, one: tuple[Callable[[Any], None], Any]) -> None:
+    def _handle(self, one: tuple[Callable[[Any], None], Any]) -> None:
         if not self.alive:
             return
         if self.paused:

@@ -168,7 +168,7 @@ class RawClient:
     def __exit__(self, *_: object) -> None:
         self.socket.close()
 
-    def shake_hands(self) -> RawClient:
+    def complete_handshake(self) -> RawClient:
         """Perform the handshake."""
         self.socket.sendall(self._handshake.start())
         while not self._handshake.done:
@@ -179,12 +179,12 @@ class RawClient:
         self._seals = self._handshake.seals
         return self
 
-    def say(self, message: Message) -> None:
+    def send_message(self, message: Message) -> None:
         """Send a message."""
         frame = encode_frame(message)
         self.socket.sendall(self._seals[0].seal(frame) if self._seals else frame)
 
-    def hear(self) -> Message | None:
+    def receive(self) -> Message | None:
         """Return the next message, or None if the connection is closed."""
         body = self.next_body()
         if body is not None and self._seals is not None:

@@ -1,6 +1,6 @@
 """Makes untrusted text safe to print: text from workers, other nodes, etcd, other users' processes.
 
-A terminal obeys escape sequences: they set its title, fill the clipboard, clear the screen; and a line break in
+A terminal obeys escape sequences, which can set its title, fill the clipboard or clear the screen. A line break in
 the wrong place forges a line. So all text that Holdfast itself prints passes through this module. It
 escapes unprintable characters as Python does in a string (`\\x1b`). That includes invisible characters
 (U+202E reverses the following text, U+200B makes different texts look equal) and lone surrogates, which UTF-8
@@ -17,7 +17,7 @@ _BLANKS = str.maketrans("\n\r\t", "   ")
 
 
 def visible(text: str) -> str:
-    """Return text of several lines without unprintable characters but line breaks and tabs."""
+    """Return text with all unprintable characters escaped, except line breaks and tabs."""
     if text.isprintable():
         return text
     return "".join(
@@ -27,7 +27,7 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str, chars_max: int | None = None) -> str:
-    """Return text as one printable line of at most `chars_max`, with blanks for line breaks and tabs."""
+    """Return text as one printable line of at most `chars_max`, with spaces for line breaks and tabs."""
     line = text if chars_max is None else text[: chars_max + 1]
     if not line.isprintable():
         line = visible(line.replace("\r\n", " ").translate(_BLANKS))

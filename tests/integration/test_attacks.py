@@ -253,8 +253,8 @@ def test_one_address_cannot_create_all_jobs() -> None:
 
         def begin(run_id: str, source: str = "127.0.0.1") -> RefusalReason | None:
             client = opened.enter_context(RawClient(coordinator.port, run_id=run_id, source=source))
-            client.shake_hands().say(status("a", run_id))
-            answer = client.hear()
+            client.complete_handshake().send_message(status("a", run_id))
+            answer = client.receive()
             assert isinstance(answer, Ack | View)
             return answer.refusal if isinstance(answer, View) else None
 

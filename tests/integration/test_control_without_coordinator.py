@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 STOPPED = 143
 TOKEN, WRONG = "e" * 32, "f" * 32
 ELSEWHERE = "x"
-SAYS = """
+PRINTS = """
     print("first", NUMBER, "of", RANK, flush=True)
     obey()
 """
@@ -143,7 +143,7 @@ async def request_stacks_until_closed(team: EtcdTeam) -> None:
         for number in range(2 * QUERIES_MAX):
             connection.send(Query(id=number, what=control.STACKS, run_id=team.run_id))
         async with asyncio.timeout(PATIENCE_S):
-            while not connection.problem:  # noqa: ASYNC110 (no event tells of it)
+            while not connection.problem:  # noqa: ASYNC110 (no event reports it)
                 await asyncio.sleep(POLL_S)
     finally:
         connection.close()
@@ -153,7 +153,7 @@ async def request_stacks_until_closed(team: EtcdTeam) -> None:
 def three_on_etcd(tmp_path: Path, etcd: Etcd) -> Iterator[tuple[EtcdTeam, Machines]]:
     """Nodes `a`, `b` and `c` of one job with control ports, each on its own machine."""
     flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
-    with EtcdTeam(tmp_path, SAYS, *flags, etcd=etcd, nnodes="2:3", conf=TOGETHER) as team:
+    with EtcdTeam(tmp_path, PRINTS, *flags, etcd=etcd, nnodes="2:3", conf=TOGETHER) as team:
         machines = Machines(
             team, "--rdzv-backend", "etcd", "--rdzv-endpoint", team.endpoint,
             "--rdzv-conf", f"etcd_prefix={team.prefix}",
@@ -239,7 +239,7 @@ def test_silent_clients_do_not_affect_an_agent_and_a_set_token_is_required(
     tmp_path: Path, etcd: Etcd
 ) -> None:
     flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
-    with EtcdTeam(tmp_path, SAYS, *flags, etcd=etcd, nnodes="2", conf=TOGETHER) as team:
+    with EtcdTeam(tmp_path, PRINTS, *flags, etcd=etcd, nnodes="2", conf=TOGETHER) as team:
         machines = Machines(
             team, "--rdzv-backend", "etcd", "--rdzv-endpoint", team.endpoint,
             "--rdzv-conf", f"etcd_prefix={team.prefix}", env={"HOLDFAST_TOKEN": TOKEN},
@@ -248,19 +248,19 @@ def test_silent_clients_do_not_affect_an_agent_and_a_set_token_is_required(
         team.generation(2)
         machines.await_sockets("a", "b")
         ports = control_ports(team)
-        with ExitStack() as strangers:
-            for output in (b"", b"\0"):
+        with ExitStack() as connections:
+            for data in (b"", b"\0"):
                 for _ in range(SILENT // 2):
-                    one = strangers.enter_context(
+                    one = connections.enter_context(
                         socket.create_connection(("127.0.0.1", ports["b"].port))
                     )
-                    one.sendall(output)
+                    one.sendall(data)
             machines.await_reports(ELSEWHERE, "a", "b")
         asyncio.run(request_stacks_until_closed(team))
         machines.await_reports(ELSEWHERE, "a", "b")
-        looking, _ = machines.run("a", "token", "--read-only", "--job", team.run_id)
-        machines.run(ELSEWHERE, "logs", token=looking.strip())
-        machines.run(ELSEWHERE, "stop", code=1, token=looking.strip())
+        read_only_token, _ = machines.run("a", "token", "--read-only", "--job", team.run_id)
+        machines.run(ELSEWHERE, "logs", token=read_only_token.strip())
+        machines.run(ELSEWHERE, "stop", code=1, token=read_only_token.strip())
         machines.run(ELSEWHERE, "status", code=69, token=WRONG)
         machines.stop("b")
 
@@ -272,7 +272,7 @@ def test_every_node_in_a_shared_folder_can_be_watched_and_steered(
     shared.mkdir(0o700)
     flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"), "--local-addr", "127.0.0.1")
     with Cluster(
-        tmp_path, SAYS, *flags, nnodes="2", backend="file", endpoint=str(shared)
+        tmp_path, PRINTS, *flags, nnodes="2", backend="file", endpoint=str(shared)
     ) as cluster:
         machines = Machines(cluster, "--rdzv-backend", "file", "--rdzv-endpoint", str(shared))
         machines.start("a", "b")
@@ -306,7 +306,7 @@ def test_with_ha_any_machine_can_steer_and_a_silent_agent_is_named(
     flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))
     patient = f"{TOGETHER},keep_alive_interval=20"
     with Cluster(
-        tmp_path, SAYS, *flags, nnodes="2:3", backend="ha", endpoint=listed, conf=patient
+        tmp_path, PRINTS, *flags, nnodes="2:3", backend="ha", endpoint=listed, conf=patient
     ) as cluster:
         machines = Machines(cluster, "--ha", listed, network=network)
         machines.start("a", "b", "c")

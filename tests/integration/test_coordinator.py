@@ -110,15 +110,15 @@ def test_newer_connection_of_an_incarnation_replaces_the_older() -> None:
             info=NodeInfo(node="a", incarnation=1),
             settings=JobSettings(min_nodes=1, max_nodes=1),
         )
-        with RawClient(coordinator.port).shake_hands() as older:
-            older.say(status)
-            assert older.hear() is not None
-            with RawClient(coordinator.port).shake_hands() as newer:
-                newer.say(status)
-                assert newer.hear() is not None
-                last = older.hear()
+        with RawClient(coordinator.port).complete_handshake() as older:
+            older.send_message(status)
+            assert older.receive() is not None
+            with RawClient(coordinator.port).complete_handshake() as newer:
+                newer.send_message(status)
+                assert newer.receive() is not None
+                last = older.receive()
                 assert "newer connection" in getattr(last, "why", "")
-                assert older.hear() is None
+                assert older.receive() is None
 
 
 # Addresses.

@@ -67,9 +67,9 @@ INFO = NodeInfo(node="evil", incarnation=6, address="127.0.0.1", ports=(1,))
 
 def join(client: RawClient, settings: JobSettings) -> View:
     """Join as a node of the job; return its view as a member."""
-    client.say(Status(seq=1, run_id="job", info=INFO, settings=settings))
+    client.send_message(Status(seq=1, run_id="job", info=INFO, settings=settings))
     while True:
-        view = client.hear()
+        view = client.receive()
         if isinstance(view, View) and view.role is NodeRole.MEMBER:
             running = Status(
                 seq=2,
@@ -79,7 +79,7 @@ def join(client: RawClient, settings: JobSettings) -> View:
                 phase=NodePhase.RUNNING,
                 generation=view.generation,
             )
-            client.say(running)
+            client.send_message(running)
             return view
 
 
@@ -101,7 +101,7 @@ def test_hostile_report_of_a_node_forges_no_line(tmp_path: Path, report: bytes) 
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         coordinator = cluster.start_coordinator("coordinator")
         agent = cluster.start("a", conf="is_host=0")
-        with RawClient(cluster.port).shake_hands() as client:
+        with RawClient(cluster.port).complete_handshake() as client:
             view = join(client, settings)
             cluster.next_start()
             failure = Failure(
@@ -117,7 +117,7 @@ def test_hostile_report_of_a_node_forges_no_line(tmp_path: Path, report: bytes) 
                 failure=failure,
                 report=report,
             )
-            client.say(failed)
+            client.send_message(failed)
             code, output = agent.end()
         assert code == 1, output
         check(output)

@@ -48,7 +48,7 @@ def write_to_store(port: int) -> str:
         return f"refused: {type(error).__name__}"
 
 
-def shake_hands(port: int) -> str:
+def complete_handshake(port: int) -> str:
     """Connect to a coordinator as an agent without a token."""
     with socket.socket() as connection:
         connection.settimeout(20)
@@ -74,8 +74,8 @@ def test_workers_store_serves_only_its_own_user(tmp_path: Path) -> None:
 def test_coordinator_without_a_token_serves_only_its_own_user(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_host("a")
-        assert shake_hands(cluster.port) == "let in"
-        output = as_user(STRANGER, lambda: shake_hands(cluster.port))
+        assert complete_handshake(cluster.port) == "let in"
+        output = as_user(STRANGER, lambda: complete_handshake(cluster.port))
         assert output.startswith("HandshakeRefused")
         assert str(STRANGER) in output
         cluster.start("b")

@@ -30,7 +30,7 @@ GOOD = "pass"
 ONCE = "import os, sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
 BAD = "import sys; sys.exit(3)"
 
-class Kept(metrics.MetricHandler):
+class MetricRecorder(metrics.MetricHandler):
     def __init__(self):
         self.metrics = []
 
@@ -38,8 +38,8 @@ class Kept(metrics.MetricHandler):
         self.metrics.append(tuple(metric_data))
 
 def emitted(code, max_restarts):
-    kept = Kept()
-    metrics.configure(kept)
+    recorder = MetricRecorder()
+    metrics.configure(recorder)
     config = LaunchConfig(
         1, 1, 2, run_id="same", role="trainer", rdzv_backend="c10d",
         rdzv_endpoint="localhost:0", max_restarts=max_restarts, monitor_interval=0.02)
@@ -47,7 +47,7 @@ def emitted(code, max_restarts):
         elastic_launch(config, sys.executable)("-c", code)
     except Exception as error:
         assert type(error).__name__ == "ChildFailedError"
-    return kept.metrics
+    return recorder.metrics
 
 if __name__ == "__main__":
     print(json.dumps([emitted(GOOD, 0), emitted(ONCE, 2), emitted(BAD, 0)]))

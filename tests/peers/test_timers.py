@@ -45,10 +45,10 @@ SERVER_OF_TORCH = """
 import sys, time
 from torch.distributed.elastic.timer import FileTimerServer
 
-def tell(what, request):
+def log(what, request):
     print(what, request.scope_id if request else "", flush=True)
 
-server = FileTimerServer(sys.argv[1], "job", max_interval=0.05, log_event=tell)
+server = FileTimerServer(sys.argv[1], "job", max_interval=0.05, log_event=log)
 server.start()
 input()
 server.stop()

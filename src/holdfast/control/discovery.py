@@ -284,7 +284,7 @@ class Directory:
 class EtcdDirectory(Directory):
     """The jobs below a prefix of an etcd."""
 
-    advice = ""
+    unreadable_hint = ""
     """The hint of the message that the directory is not readable."""
 
     def __init__(self, run_id: str, where: str, etcd: EtcdSettings, prefix: str) -> None:
@@ -311,7 +311,7 @@ class EtcdDirectory(Directory):
             try:
                 yield client
             except EtcdError as problem:
-                raise HoldfastError(problem.message, hint=self.advice) from None
+                raise HoldfastError(problem.message, hint=self.unreadable_hint) from None
 
     def _access(self) -> ControlCredentials:
         return ControlCredentials(
@@ -322,7 +322,7 @@ class EtcdDirectory(Directory):
 class HaDirectory(EtcdDirectory):
     """The one job of the etcd of `--ha`."""
 
-    advice = "--ha, --rdzv-id and the token must be those of the job"
+    unreadable_hint = "--ha, --rdzv-id and the token must be those of the job"
 
     def __init__(self, params: RendezvousParameters) -> None:
         of = cluster_list_of(params, make_token=False)

@@ -5,8 +5,8 @@ One line per step, its fields separated by tabs::
     STEP  CAUSE  STATE  EVENT  EFFECTS
 
 `STEP` is `node/machine#number`. `CAUSE` is the step that led to this one, or the message that caused it
-(`n1/status#5`, `n1/view#2.7`); the step that sent the message has it among its effects. So a failure can
-be followed over all nodes. One write appends one line, so several agents can share a file. There are no
+(`n1/status#5`, `n1/view#2.7`); the effects of the step that sent it list the message. So a failure can be
+traced across all nodes. One write appends one line, so several agents can share a file. There are no
 times: the clocks of hosts differ, and `holdfast story` orders steps by their causes.
 """
 
@@ -31,15 +31,15 @@ STDERR = "-"
 
 STORY_ENV = "HOLDFAST_DEBUG"
 WRITE_S = 0.5
-"""Limit for writing a step. Machines take their steps in the loops that they drive."""
+"""Limit for writing a step. Machines run in event loops, which a slow file must not block."""
 
 
 def story_to(path: str) -> AbstractContextManager[object]:
-    """Return the context in which machines write their steps to this file, or to the variable's file."""
-    named = path or os.environ.get(STORY_ENV, "")
-    if not named:
+    """Return the context in which machines write their steps to this file, or to the file that `HOLDFAST_DEBUG` names."""
+    target = path or os.environ.get(STORY_ENV, "")
+    if not target:
         return nullcontext()
-    return StoryFile(named, source="--story" if path else STORY_ENV)
+    return StoryFile(target, source="--story" if path else STORY_ENV)
 
 
 class StoryFile:

@@ -339,7 +339,7 @@ def _command(pid: int) -> str:
 # higher. Raising the soft limit does not affect workers: the keeper gives them the limits that the agent started
 # with.
 
-_original_soft_limit: list[int] = []  # The original soft limit of this process, once raised.
+_soft_limit_before: list[int] = []  # The original soft limit of this process, once raised.
 
 
 def descriptor_limit() -> int:
@@ -369,8 +369,8 @@ def raise_descriptor_limit() -> bool:
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return False
-    if not _original_soft_limit:
-        _original_soft_limit.append(soft)  # Record it before a child inherits the higher limit.
+    if not _soft_limit_before:
+        _soft_limit_before.append(soft)  # Record it before a child inherits the higher limit.
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError):
@@ -380,10 +380,10 @@ def raise_descriptor_limit() -> bool:
 
 def restore_descriptor_limit(child: int) -> None:
     """Give a child of this process the soft limit that this process started with."""
-    if not _original_soft_limit:
+    if not _soft_limit_before:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.prlimit(child, resource.RLIMIT_NOFILE, (_original_soft_limit[0], hard))
+        resource.prlimit(child, resource.RLIMIT_NOFILE, (_soft_limit_before[0], hard))
     except OSError:
         pass  # It has exited; its owner notices.

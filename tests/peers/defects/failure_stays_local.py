@@ -23,12 +23,12 @@ def show() -> Evidence:
         os.kill(job.latest(failing).pid, signal.SIGKILL)
         code = failing.wait(20)
         watch(job, WATCHED_S)
-        untold = alive(job.latest(other).pid) and not other.output().strip()
+        unnoticed = alive(job.latest(other).pid) and not other.output().strip()
         job.release_workers()
         watch(job, WATCHED_S)
         waits = other.code is None and not alive(job.latest(other).pid)
         return Evidence(
-            code == 1 and untold and waits,
+            code == 1 and unnoticed and waits,
             f"{WATCHED_S:g} s after the failed agent's exit ({code}) the other's worker ran and "
             f"its console was empty; {WATCHED_S:g} s after that worker's end its agent still waits",
         )

@@ -1,7 +1,7 @@
-"""After a restart the workers find the keys of the previous generation in their store.
+"""After a restart, the workers' store still has the keys of the previous generation.
 
-The store exists as long as the agent, and keys have no prefix per attempt: counters continue, and a fast rank reads the
-address at which a dead rank listened.
+The store exists as long as the agent, and keys have no prefix per attempt. So counters continue, and a fast rank
+reads the address of a rank that has exited.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def show() -> Evidence:
         second = max(one.rank for one in job.wait_for(agents, since_ns=since_ns))
         return Evidence(
             (first, second) == (2, 4),
-            f"a counter that two workers raised by one stands at {first} in the first generation "
+            f"a counter that two workers each incremented is {first} in the first generation "
             f"and at {second} in the second",
         )
 

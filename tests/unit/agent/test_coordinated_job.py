@@ -113,7 +113,9 @@ class Node:
     def deliver(self, at: float, *messages: object) -> list[Event]:
         """Deliver messages at a time since the start; return the resulting events."""
         views = supervision.ViewReceived
-        self.membership.messages += [views(one) if isinstance(one, View) else one for one in messages]
+        self.membership.messages += [
+            views(one) if isinstance(one, View) else one for one in messages
+        ]
         events = self.job.events(at)
         for event in events:
             self.perform(self.machine.handle(at, event))

@@ -41,9 +41,9 @@ def test_coordinator_prints_its_endpoint_and_the_changes_of_jobs() -> None:
             until(first, lambda view: view.generation == 1)
             first.report(NodePhase.SUCCEEDED, 1)
             until(first, lambda view: view.final)
-        with RawClient(coordinator.port).shake_hands() as client:
+        with RawClient(coordinator.port).complete_handshake() as client:
             out, errors = coordinator.end(signal.SIGTERM)
-            assert isinstance(client.hear(), Goodbye)
+            assert isinstance(client.receive(), Goodbye)
     first_line, *lines = out.splitlines()
     assert f"127.0.0.1:{coordinator.port}" in first_line
     assert len(lines) == 3
@@ -64,7 +64,7 @@ def test_token_is_read_from_environment_file_or_home(tmp_path: Path) -> None:
     )
     for started_one, token in cases:
         with started_one as coordinator:
-            RawClient(coordinator.port, token=token).shake_hands().socket.close()
+            RawClient(coordinator.port, token=token).complete_handshake().socket.close()
             out, errors = coordinator.end(signal.SIGTERM)
         assert token.decode() not in out + errors
         assert "HOLDFAST_TOKEN" not in errors
@@ -73,7 +73,7 @@ def test_token_is_read_from_environment_file_or_home(tmp_path: Path) -> None:
 
 def test_open_coordinator_prints_a_warning() -> None:
     with Coordinator(EVERYWHERE, "--rdzv-conf=auth=none") as coordinator:
-        RawClient(coordinator.port).shake_hands().socket.close()
+        RawClient(coordinator.port).complete_handshake().socket.close()
         _, errors = coordinator.end(signal.SIGTERM)
     assert errors.count("auth=none") == 1
 
@@ -100,7 +100,7 @@ def test_endpoint_of_another_machine_causes_a_warning(
 
 def test_coordinator_serves_before_its_name_is_resolved() -> None:
     with Coordinator("--endpoint=192.0.2.1:0", HOLDFAST_TOKEN=SECRET) as coordinator:
-        RawClient(coordinator.port, token=SECRET.encode()).shake_hands().socket.close()
+        RawClient(coordinator.port, token=SECRET.encode()).complete_handshake().socket.close()
         _, errors = coordinator.end(signal.SIGTERM)
         assert "--endpoint: 192.0.2.1" in errors
 

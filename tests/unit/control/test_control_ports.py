@@ -180,7 +180,7 @@ async def test_a_read_only_port_rejects_requests() -> None:
         assert await port.asked_by(access_of(TOKEN)) == "reads"
 
 
-def shake_hands(port: ControlPort) -> str:
+def complete_handshake(port: ControlPort) -> str:
     """Connect with the key of a port's record."""
     handshake = ClientHandshake(
         None, run_id=RUN_ID, key_for=lambda _: control_key(port.key, None, RUN_ID)
@@ -200,12 +200,12 @@ async def test_without_a_token_other_users_of_the_host_are_refused_even_with_the
     async with served(access_of(None)) as port:
         own = port.own.control
         assert own is not None
-        output = [
-            await asyncio.to_thread(as_user, user, lambda: shake_hands(own))
+        results = [
+            await asyncio.to_thread(as_user, user, lambda: complete_handshake(own))
             for user in (os.geteuid(), STRANGER)
         ]
-        assert output[0] == "let in"
-        assert output[1].startswith(HandshakeRefused.__name__)
+        assert results[0] == "let in"
+        assert results[1].startswith(HandshakeRefused.__name__)
 
 
 @in_loop
@@ -223,12 +223,12 @@ async def test_with_certificates_a_client_without_one_learns_nothing() -> None:
 async def test_a_flood_of_strangers_does_not_lock_out_a_client() -> None:
     async with served(access_of(None)) as port:
         with ExitStack() as strangers:
-            for output in (b"", b"\0", b"GET / HTTP/1.0\r\n\r\n"):
+            for data in (b"", b"\0", b"GET / HTTP/1.0\r\n\r\n"):
                 for _ in range(2 * HALF_OPEN_MAX):
                     one = strangers.enter_context(socket.socket())
                     one.settimeout(10)
                     one.connect(("127.0.0.1", port.own.number))
-                    one.sendall(output)
+                    one.sendall(data)
                     await asyncio.sleep(0)
             assert await port.asked_by(access_of(None)) == "may act"
             assert len(port.server._acceptor) <= HALF_OPEN_MAX

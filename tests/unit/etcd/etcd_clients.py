@@ -30,7 +30,7 @@ def get(key: bytes) -> Txn:
 
 @contextlib.asynccontextmanager
 async def client_of(*ports: int, **settings: Any) -> AsyncIterator[AsyncEtcdClient]:
-    """Use a client; afterwards the loop must have no tasks of it."""
+    """Use a client; afterwards none of its tasks may remain in the loop."""
     client = AsyncEtcdClient(
         EtcdSettings(endpoints=tuple((LOCAL, one) for one in ports), **settings)
     )
@@ -129,11 +129,11 @@ async def server(
 
 
 @contextlib.asynccontextmanager
-async def saying(words: bytes | None, *, once: bool = False) -> AsyncIterator[int]:
+async def responding(response: bytes | None, *, once: bool = False) -> AsyncIterator[int]:
     """Listen, and respond to everything with the same bytes, or by closing the connection."""
 
     async def answer(_: bytes) -> bytes | None:
-        return words
+        return response
 
     async with server(answer, once=once) as port:
         yield port

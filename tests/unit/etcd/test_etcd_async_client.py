@@ -17,7 +17,7 @@ from etcd_clients import (
     http,
     problem,
     put,
-    saying,
+    responding,
     server,
 )
 
@@ -48,7 +48,7 @@ async def test_many_calls_share_a_few_connections(etcd: Etcd) -> None:
 
 @in_loop
 async def test_queued_calls_wait_no_longer_than_their_limit() -> None:
-    async with saying(b"") as port, client_of(port) as client:
+    async with responding(b"") as port, client_of(port) as client:
         blocking = [asyncio.ensure_future(client.call(put(b"a"))) for _ in range(CONNECTIONS_MAX)]
         await asyncio.sleep(0)
         waiting = await problem(client, put(b"a"), 0.05)
@@ -206,7 +206,7 @@ async def test_watch_follows_the_client_to_another_endpoint_while_connecting(
     tmp_path: Path,
 ) -> None:
     with running_etcd(tmp_path) as etcd:
-        async with saying(b"") as left, client_of(left, etcd.port) as client:
+        async with responding(b"") as left, client_of(left, etcd.port) as client:
             connect = client._connect
 
             async def connect_slowly(at: int, attempts: Attempts) -> HttpConnection:

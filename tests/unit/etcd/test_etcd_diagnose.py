@@ -9,7 +9,7 @@ import ssl
 import threading
 
 import pytest
-from etcd_clients import LOCAL, client_of, http, problem, put, saying, server
+from etcd_clients import LOCAL, client_of, http, problem, put, responding, server
 
 from holdfast.core.etcd.calls import Problem, ProblemKind
 from holdfast.etcd.diagnose import diagnose_silence
@@ -107,7 +107,7 @@ def test_plain_server_that_closes_is_not_mistaken_for_tls() -> None:
 @pytest.mark.parametrize("is_tls", [False, True])
 @in_loop
 async def test_server_that_closes_every_connection_is_explained(*, is_tls: bool) -> None:
-    async with saying(None) as port:
+    async with responding(None) as port:
         assert await why(port, client_context() if is_tls else None) is None
         async with client_of(port, tls=is_tls) as client:
             found = await problem(client, put(b"a"))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from etcd_clients import LOCAL, http, saying, server
+from etcd_clients import LOCAL, http, responding, server
 
 from holdfast.core.etcd.calls import ProblemKind
 from holdfast.etcd import transport
@@ -26,7 +26,7 @@ async def connect(port: int) -> HttpConnection:
 
 
 async def ask_of(words: bytes | None, limit_s: float = S) -> Reply:
-    async with saying(words) as port:
+    async with responding(words) as port:
         connection = await connect(port)
         try:
             return await connection.request("/v3/x", b"{}", limit_s=limit_s)
@@ -72,7 +72,7 @@ def test_lines_are_delivered_however_the_network_splits_them() -> None:
     lines: list[bytes] = []
 
     async def talk() -> Reply:
-        async with saying(head + chunks) as port:
+        async with responding(head + chunks) as port:
             connection = await connect(port)
             reply = await connection.stream("/v3/watch", b"{}", "", lines.append)
             await connection.ended
@@ -109,7 +109,7 @@ def test_every_failure_becomes_a_problem(words: bytes | None, kind: ProblemKind)
 )  # fmt: skip
 @in_loop
 async def test_response_may_end_with_the_connection(words: bytes, reply: Reply) -> None:
-    async with saying(words, once=True) as port:
+    async with responding(words, once=True) as port:
         connection = await connect(port)
         assert await connection.request("/v3/x", b"{}", limit_s=S) == reply
         assert not connection.is_idle
@@ -149,7 +149,7 @@ def without_h11(program: str) -> subprocess.CompletedProcess[str]:
 
 def test_keepalive_detects_a_vanished_host() -> None:
     async def options() -> list[int]:
-        async with saying(b"") as port:
+        async with responding(b"") as port:
             connection = await connect(port)
             assert connection._transport is not None
             there: socket.socket = connection._transport.get_extra_info("socket")
@@ -173,7 +173,7 @@ def test_unresponsive_address_leaves_time_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def connect(blocked: int) -> None:
-        async with saying(b"") as port:
+        async with responding(b"") as port:
 
             async def find_two(_host: str, _port: int) -> list[Address]:
                 return [Address(socket.AF_INET, (LOCAL, one)) for one in (blocked, port)]

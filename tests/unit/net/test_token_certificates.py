@@ -36,7 +36,7 @@ def context(folder: Path, made: Certificate, *, server: bool) -> ssl.SSLContext:
     return found
 
 
-def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:
+def complete_handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:
     """Perform a handshake without a network; raise the error of either side."""
     pipes = [(ssl.MemoryBIO(), ssl.MemoryBIO()) for _ in range(2)]
     (in_s, out_s), (in_c, out_c) = pipes
@@ -61,7 +61,7 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> No
 @pytest.mark.parametrize("host", ["node0", "10.0.0.1", "fd00::1"])
 def test_certificates_of_one_token_trust_each_other(tmp_path: Path, host: str) -> None:
     server = make_certificate(TOKEN, ["node0", "10.0.0.1", "fd00::1"])
-    shake_hands(
+    complete_handshake(
         context(tmp_path, server, server=True),
         context(tmp_path, make_certificate(TOKEN), server=False),
         host,
@@ -78,7 +78,7 @@ def test_certificates_of_other_tokens_or_hosts_are_refused(
     server = context(tmp_path, make_certificate(server_token, ["node0"]), server=True)
     client = context(tmp_path, make_certificate(client_token), server=False)
     with pytest.raises(ssl.SSLCertVerificationError):
-        shake_hands(server, client, host)
+        complete_handshake(server, client, host)
 
 
 def test_server_refuses_a_client_of_another_token_that_verifies_nothing(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_server_refuses_a_client_of_another_token_that_verifies_nothing(tmp_path
     client.verify_mode = ssl.CERT_NONE
     server = context(tmp_path, make_certificate(TOKEN, ["node0"]), server=True)
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
-        shake_hands(server, client, "node0")
+        complete_handshake(server, client, "node0")
 
 
 def test_openssl_accepts_the_certificates(tmp_path: Path) -> None:

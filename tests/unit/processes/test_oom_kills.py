@@ -45,11 +45,11 @@ def test_new_oom_kill_is_reported(tmp_path: Path, kind: str) -> None:
     kills = OomKills(str(tmp_path))
     assert kills.explain() == ""
     write(tmp_path, path, text.format(4))
-    received = kills.explain()
-    assert "out-of-memory" in received
+    explanation = kills.explain()
+    assert "out-of-memory" in explanation
     assert kills.explain() == ""  # There was one kill; another death has another reason.
     write(tmp_path, path, text.format(6))
-    assert [kills.explain() for _ in range(3)] == [received, received, ""]
+    assert [kills.explain() for _ in range(3)] == [explanation, explanation, ""]
 
 
 def test_cgroup_oom_count_is_preferred(tmp_path: Path) -> None:

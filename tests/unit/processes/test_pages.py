@@ -31,8 +31,8 @@ def page(tmp_path: Path) -> Iterator[WorkerPage]:
     made.close()
 
 
-class Hand:
-    """Writes words into a page as a worker would, and holds its lock."""
+class PageWriter:
+    """Writes numbers into a page as a worker does, and holds its lock."""
 
     def __init__(self, page: WorkerPage) -> None:
         self.fd = os.open(page.path, os.O_RDWR)
@@ -51,47 +51,49 @@ class Hand:
 
 
 @pytest.fixture
-def hand(page: WorkerPage) -> Iterator[Hand]:
-    made = Hand(page)
+def page_writer(page: WorkerPage) -> Iterator[PageWriter]:
+    made = PageWriter(page)
     yield made
     made.close()
 
 
-def test_expired_section_is_reported_once_per_entry(page: WorkerPage, hand: Hand) -> None:
-    hand.section(4, b"step", 70 * SECOND, 10 * SECOND)
-    hand.section(5, b"later", 700 * SECOND)
+def test_expired_section_is_reported_once_per_entry(
+    page: WorkerPage, page_writer: PageWriter
+) -> None:
+    page_writer.section(4, b"step", 70 * SECOND, 10 * SECOND)
+    page_writer.section(5, b"later", 700 * SECOND)
     assert page.expired(69.9) == []
     assert page.expired(70.0) == [Section("step", 10 * SECOND, 70 * SECOND)]
     assert page.expired(71.0) == []
     assert page.next_deadline() == 700.0
-    hand.section(4, b"again", 90 * SECOND)
+    page_writer.section(4, b"again", 90 * SECOND)
     assert [one.name for one in page.expired(100.0)] == ["again"]
-    hand.word(worker.DEADLINES + 4, 0)
+    page_writer.word(worker.DEADLINES + 4, 0)
     assert page.expired(100.0) == []
-    hand.section(4, b"again", 90 * SECOND)
+    page_writer.section(4, b"again", 90 * SECOND)
     assert [one.name for one in page.expired(100.0)] == ["again"]
 
 
 def test_left_section_does_not_expire(
-    page: WorkerPage, hand: Hand, monkeypatch: pytest.MonkeyPatch
+    page: WorkerPage, page_writer: PageWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hand.section(4, b"step", 70 * SECOND)
-    whole = page._is_in_use
+    page_writer.section(4, b"step", 70 * SECOND)
+    is_in_use = page._is_in_use
 
-    def leave() -> bool:  # Between the two looks.
-        hand.word(worker.DEADLINES + 4, 0)
-        return whole()
+    def leave() -> bool:  # Between the two checks.
+        page_writer.word(worker.DEADLINES + 4, 0)
+        return is_in_use()
 
     monkeypatch.setattr(page, "_is_in_use", leave)
     assert page.expired(100.0) == []
 
 
 def test_section_of_a_dead_process_does_not_expire(page: WorkerPage) -> None:
-    hand = Hand(page)
-    hand.section(4, b"step", 70 * SECOND)
-    hand.close()
+    page_writer = PageWriter(page)
+    page_writer.section(4, b"step", 70 * SECOND)
+    page_writer.close()
     assert page.expired(100.0) == []
-    again = Hand(page)
+    again = PageWriter(page)
     assert [one.name for one in page.expired(100.0)] == ["step"]
     again.close()
 
@@ -171,7 +173,7 @@ def workers(pages: WorkerPages) -> Iterator[list[Worker]]:
         one.end()
 
 
-def looks_for(pages: WorkerPages, now: float) -> bool:
+def is_woken(pages: WorkerPages, now: float) -> bool:
     """Whether a loop that waits for the descriptor and the deadline would be woken by now."""
     poll = select.poll()
     poll.register(pages.fileno(), select.POLLIN)
@@ -184,9 +186,9 @@ def test_sections_entered_and_left_wake_the_agent_once(
 ) -> None:
     now = time.monotonic()
     workers[0].do("enter step 60")
-    assert looks_for(pages, now)
+    assert is_woken(pages, now)
     assert pages.take(now) == []
-    # Look once more, in case the first look missed a store.
+    # Check once more, in case the first check missed a store.
     assert pages.next_deadline() == now + SETTLE_S
     assert pages.take(now + SETTLE_S) == []
     first = pages.next_deadline()
@@ -196,23 +198,23 @@ def test_sections_entered_and_left_wake_the_agent_once(
     for _ in range(20):
         workers[0].do("enter step 60")
         workers[0].do("leave")
-    assert not looks_for(pages, now + 50)
+    assert not is_woken(pages, now + 50)
     workers[0].do("enter quick 1")
-    assert looks_for(pages, now)
+    assert is_woken(pages, now)
     workers[0].do("leave")
     assert pages.take(now + 30) == []
-    # The planned look remains without a section, so that later sections need not request one.
+    # The planned check remains without a section, so that later sections need not request one.
     assert pages.take(now + 40) == []
     assert pages.next_deadline() == first
     workers[0].do("enter step 60")
     workers[0].do("leave")
-    assert not looks_for(pages, now)
-    # No look is planned, so the next section requests one.
+    assert not is_woken(pages, now)
+    # No check is planned, so the next section requests one.
     assert pages.take(first + 1) == []
     assert pages.take(first + 2) == []
     assert pages.next_deadline() is None
     workers[0].do("enter step 60")
-    assert looks_for(pages, now)
+    assert is_woken(pages, now)
 
 
 def test_next_agent_removes_the_pages_of_a_killed_one(tmp_path: Path) -> None:

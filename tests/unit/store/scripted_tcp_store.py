@@ -34,31 +34,31 @@ class Peer:
         self.socket = connection
 
     def expect(self, wanted: bytes) -> None:
-        heard = b""
-        while len(heard) < len(wanted):
-            more = self.socket.recv(len(wanted) - len(heard))
-            assert more, f"the client closed the connection after {heard!r}"
-            heard += more
-        assert heard == wanted
+        data = b""
+        while len(data) < len(wanted):
+            more = self.socket.recv(len(wanted) - len(data))
+            assert more, f"the client closed the connection after {data!r}"
+            data += more
+        assert data == wanted
 
-    def say(self, answer: bytes) -> None:
+    def send(self, answer: bytes) -> None:
         self.socket.sendall(answer)
 
     def greet(self) -> None:
         nonce = struct.pack("<I", os.getpid())
         self.expect(VALIDATED + b"\x0d" + nonce)
-        self.say(nonce)
+        self.send(nonce)
 
     def exchange(self, wanted: bytes, answer: bytes) -> None:
         self.expect(wanted)
-        self.say(answer)
+        self.send(answer)
 
     def expect_end(self) -> None:
         try:
-            heard = self.socket.recv(1)
+            data = self.socket.recv(1)
         except ConnectionResetError:
             return
-        assert not heard, f"the client went on with {heard!r}"
+        assert not data, f"the client went on with {data!r}"
 
     def expect_all(self) -> None:
         """Receive anything from the client, until it closes the connection."""

@@ -124,7 +124,7 @@ def test_responses_may_arrive_in_small_pieces() -> None:
     def script(peer: Peer) -> None:
         peer.expect(b"\x11")
         for byte in i64(2) + blob(b"/a") + blob(b"/b"):
-            peer.say(bytes([byte]))
+            peer.send(bytes([byte]))
         peer.expect_end()
 
     with ScriptedStore(script) as server, client_of(server) as store:
@@ -179,7 +179,7 @@ def test_late_response_is_not_taken_for_the_next_one() -> None:
     def late(peer: Peer) -> None:
         peer.expect(b"\x04" + K + i64(1))
         assert given_up.wait(LONG_S)
-        peer.say(i64(1))
+        peer.send(i64(1))
 
     again = exchanges((b"\x04" + L + i64(1), i64(20)))
     with ScriptedStore(late, again) as server, client_of(server) as store:
@@ -198,7 +198,7 @@ def test_timed_out_wait_leaves_the_connection_usable(late: bytes) -> None:
 
     def script(peer: Peer) -> None:
         peer.expect(WAIT_K_AND_L + CANCEL)
-        peer.say(late + b"\x01")
+        peer.send(late + b"\x01")
         peer.exchange(b"\x05" + ONE_K + b"\x05" + u64(1) + L, b"\0\x01")
         peer.exchange(COUNT, i64(5))
         peer.expect_end()
@@ -263,7 +263,7 @@ def test_unrequested_bytes_are_not_taken_for_a_response() -> None:
     def script(peer: Peer) -> None:
         peer.exchange(COUNT, i64(1))
         assert taken.wait(LONG_S)
-        peer.say(i64(7))
+        peer.send(i64(7))
         peer.expect_end()
 
     with ScriptedStore(script) as server, client_of(server) as store:
@@ -370,7 +370,7 @@ def test_wait_for_a_busy_store_times_out() -> None:
         peer.expect(WAIT_K)
         heard.set()
         assert over.wait(LONG_S)
-        peer.say(b"\0")
+        peer.send(b"\0")
         peer.expect_end()
 
     with ScriptedStore(script) as server, client_of(server) as store:
@@ -390,13 +390,13 @@ def test_forked_child_has_its_own_connection() -> None:
         peer.expect(WAIT_K)
         heard.set()
         assert over.wait(LONG_S)
-        peer.say(b"\0")
+        peer.send(b"\0")
         peer.exchange(COUNT, i64(1))
         peer.expect_end()
 
     def childs(peer: Peer) -> None:
         assert peer.socket.recv(100)[:6] == b"\x00\xce\xf7\x85\x3c\x0d"
-        peer.say(os.getpid().to_bytes(4, "little"))
+        peer.send(os.getpid().to_bytes(4, "little"))
 
     with ScriptedStore(parents) as server, client_of(server) as store:
         waiting = Waiting(store, heard)
@@ -492,7 +492,7 @@ def test_errors_distinguish_a_frozen_server_from_another_program() -> None:
         reach(listener.getsockname()[1], 0.3)
 
     def other(peer: Peer) -> None:
-        peer.say(b"220 mail.example.org ESMTP\r\n")
+        peer.send(b"220 mail.example.org ESMTP\r\n")
         peer.expect_all()
 
     with (

@@ -59,27 +59,27 @@ PING, PONG = op(13, b"ping"), b"ping"
 class Client:
     """One end of a connection."""
 
-    def __init__(self, port: int, *, greets: bool = True, source: str = "127.0.0.1") -> None:
+    def __init__(self, port: int, *, sends_hello: bool = True, source: str = "127.0.0.1") -> None:
         where = ("127.0.0.1", port)
         self.socket = socket.create_connection(where, PATIENCE_S, source_address=(source, 0))
-        if greets:
+        if sends_hello:
             self.send(HELLO)
 
     def send(self, *requests: bytes) -> None:
         self.socket.sendall(b"".join(requests))
 
-    def ask(self, request: bytes, answer: bytes) -> None:
+    def expect_reply(self, request: bytes, answer: bytes) -> None:
         """Send a request; the next bytes must be exactly this response."""
         self.send(request, PING)
-        self.hear(answer + PONG)
+        self.expect(answer + PONG)
 
-    def hear(self, expected: bytes) -> None:
-        heard = b""
-        while len(heard) < len(expected):
-            piece = self.socket.recv(min(65536, len(expected) - len(heard)))
-            assert piece, f"closed after {heard!r}"
-            heard += piece
-        assert heard == expected
+    def expect(self, expected: bytes) -> None:
+        data = b""
+        while len(data) < len(expected):
+            piece = self.socket.recv(min(65536, len(expected) - len(data)))
+            assert piece, f"closed after {data!r}"
+            data += piece
+        assert data == expected
 
     def is_closed(self) -> bool:
         """Wait for the end of the connection; return whether it ended without further data."""
@@ -140,13 +140,13 @@ def test_disconnected_client_is_not_counted_at_a_barrier(
     server: TcpStoreServer, client: Client, other: Client
 ) -> None:
     with Client(server.port) as gone:
-        gone.ask(op(18, blob(b"/b"), u64(2)), b"")
+        gone.expect_reply(op(18, blob(b"/b"), u64(2)), b"")
     while server.clients > 2:
-        client.ask(b"", b"")
-    client.ask(op(3, blob(b"/b")), blob(b"0"))
-    client.ask(op(18, blob(b"/b"), u64(2)), b"")
-    other.ask(op(18, blob(b"/b"), u64(2)), STOP_WAITING)
-    client.hear(STOP_WAITING)
+        client.expect_reply(b"", b"")
+    client.expect_reply(op(3, blob(b"/b")), blob(b"0"))
+    client.expect_reply(op(18, blob(b"/b"), u64(2)), b"")
+    other.expect_reply(op(18, blob(b"/b"), u64(2)), STOP_WAITING)
+    client.expect(STOP_WAITING)
 
 
 # Clients that break the rules
@@ -164,10 +164,10 @@ def test_disconnected_client_is_not_counted_at_a_barrier(
 def test_requests_before_validate_are_not_executed(
     sent: bytes, server: TcpStoreServer, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Client(server.port, greets=False) as stranger:
+    with Client(server.port, sends_hello=False) as stranger:
         stranger.send(sent)
         assert stranger.is_closed()
-    client.ask(op(7), u64(0))
+    client.expect_reply(op(7), u64(0))
     assert caplog.text == ""
 
 
@@ -179,11 +179,11 @@ def test_requests_before_validate_are_not_executed(
 def test_protocol_violation_closes_only_its_client(
     sent: bytes, client: Client, other: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other.ask(op(1, blob(b"/word"), blob(b"word")), b"")
+    other.expect_reply(op(1, blob(b"/word"), blob(b"word")), b"")
     client.send(PING, sent)
-    client.hear(PONG)
+    client.expect(PONG)
     assert client.is_closed()
-    other.ask(op(3, blob(b"/word")), blob(b"word"))
+    other.expect_reply(op(3, blob(b"/word")), blob(b"word"))
     host, port = client.socket.getsockname()
     assert f"{host}:{port}" in caplog.text
 
@@ -191,7 +191,7 @@ def test_protocol_violation_closes_only_its_client(
 def test_connection_is_closed_even_if_another_process_has_a_copy(
     server: TcpStoreServer, client: Client, other: Client
 ) -> None:
-    client.ask(b"", b"")
+    client.expect_reply(b"", b"")
     host, port = client.socket.getsockname()
     (descriptor,) = (
         one.descriptor
@@ -203,7 +203,7 @@ def test_connection_is_closed_even_if_another_process_has_a_copy(
     try:
         client.send(op(19))
         assert client.is_closed()
-        other.ask(b"", b"")
+        other.expect_reply(b"", b"")
         assert descriptor not in watched(server)
     finally:
         os.close(copy)
@@ -216,16 +216,16 @@ def test_slow_reader_is_not_read_and_does_not_stall_others(
     server: TcpStoreServer, client: Client, other: Client
 ) -> None:
     value = os.urandom(1024 * 1024)
-    other.ask(op(1, blob(b"/k"), blob(value)), b"")
+    other.expect_reply(op(1, blob(b"/k"), blob(value)), b"")
     client.send(op(3, blob(b"/k")) * 100, op(1, blob(b"/last"), blob(b"")))
     for _ in range(100):
-        other.ask(op(5, keys(b"/last")), b"\1")
+        other.expect_reply(op(5, keys(b"/last")), b"\1")
     assert loop_of(server)._buffered_bytes <= 2 * len(value)
     (full,) = (one for one in loop_of(server).connections.values() if one.unsent)
     assert watched(server)[full.descriptor] == select.EPOLLOUT  # Otherwise the loop would be busy.
     for _ in range(100):
-        client.hear(blob(value))
-    client.ask(op(5, keys(b"/last")), b"\0")
+        client.expect(blob(value))
+    client.expect_reply(op(5, keys(b"/last")), b"\0")
     assert loop_of(server)._buffered_bytes == 0
     assert watched(server)[full.descriptor] == select.EPOLLIN
 
@@ -238,7 +238,7 @@ def test_requests_after_a_turn_are_executed_in_order(
     keys = [b"%d" % number for number in range(200)]
     client.send(*(op(1, blob(key), blob(key)) for key in keys))
     client.send(*(op(3, blob(key)) for key in keys))
-    client.hear(b"".join(map(blob, keys)))
+    client.expect(b"".join(map(blob, keys)))
 
 
 def test_buffers_of_all_clients_are_limited(
@@ -248,33 +248,33 @@ def test_buffers_of_all_clients_are_limited(
     with TcpStoreServer(listener()) as server:
         server.start()
         with Client(server.port) as good:
-            good.ask(op(1, blob(b"/k"), blob(bytes(50_000))), b"")
+            good.expect_reply(op(1, blob(b"/k"), blob(bytes(50_000))), b"")
             with Client(server.port) as client:
                 client.send(op(1, blob(b"/l"), blob(bytes(50_000))))
                 assert client.is_closed()
             with Client(server.port) as client:
                 client.send(op(1, blob(b"/l"), u64(200_000), bytes(190_000)))
                 assert client.is_closed()
-            good.ask(op(7), u64(1))
+            good.expect_reply(op(7), u64(1))
             assert loop_of(server)._buffered_bytes == 0
     assert caplog.text.count("100000 bytes") == 2
 
 
 def test_response_is_limited(client: Client, other: Client) -> None:
-    client.ask(op(1, blob(b"/k"), blob(bytes(1024 * 1024))), b"")
+    client.expect_reply(op(1, blob(b"/k"), blob(bytes(1024 * 1024))), b"")
     client.send(op(10, keys(*[b"/k"] * 1000)))
     assert client.is_closed()
-    other.ask(op(7), u64(1))
+    other.expect_reply(op(7), u64(1))
 
 
 def test_silent_client_is_closed(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
-    client.ask(b"", b"")
+    client.expect_reply(b"", b"")
     port = client.socket.getpeername()[1]
     monkeypatch.setattr(loop_module, "VALIDATE_S", 0.05)
-    with Client(port, greets=False) as silent:
+    with Client(port, sends_hello=False) as silent:
         silent.send(HELLO[:3])
         assert silent.is_closed()
-    client.ask(b"", b"")
+    client.expect_reply(b"", b"")
 
 
 @pytest.mark.parametrize("enough_s", [0.0, 0.1])
@@ -285,14 +285,14 @@ def test_oldest_silent_client_is_closed_for_another(
     monkeypatch.setattr(loop_module, "HALF_OPEN_MIN_S", enough_s)
     with ExitStack() as stack:
         silent = [
-            stack.enter_context(Client(server.port, greets=False, source=f"127.0.0.{number}"))
+            stack.enter_context(Client(server.port, sends_hello=False, source=f"127.0.0.{number}"))
             for number in range(2, 8)
         ]
         late = stack.enter_context(Client(server.port))
-        late.ask(b"", b"")
+        late.expect_reply(b"", b"")
         assert all(one.is_closed() for one in silent[:3])
         silent[3].send(HELLO)
-        silent[3].ask(b"", b"")
+        silent[3].expect_reply(b"", b"")
 
 
 def test_silent_clients_of_one_host_are_closed_immediately_for_others(
@@ -301,16 +301,16 @@ def test_silent_clients_of_one_host_are_closed_immediately_for_others(
     monkeypatch.setattr(loop_module, "HALF_OPEN_MAX", 4)
     monkeypatch.setattr(loop_module, "HALF_OPEN_MIN_S", 1000.0)
     with ExitStack() as stack:
-        slow = stack.enter_context(Client(server.port, greets=False))
+        slow = stack.enter_context(Client(server.port, sends_hello=False))
         silent = [
-            stack.enter_context(Client(server.port, greets=False, source="127.0.0.2"))
+            stack.enter_context(Client(server.port, sends_hello=False, source="127.0.0.2"))
             for _ in range(100)
         ]
         late = stack.enter_context(Client(server.port))
-        late.ask(b"", b"")
+        late.expect_reply(b"", b"")
         assert all(one.is_closed() for one in silent[:97])
         slow.send(HELLO)
-        slow.ask(b"", b"")
+        slow.expect_reply(b"", b"")
 
 
 def test_connections_of_a_store_are_limited(
@@ -323,11 +323,11 @@ def test_connections_of_a_store_are_limited(
     with TcpStoreServer(listener()) as server:
         server.start()
         with Client(server.port) as one, Client(server.port) as two:
-            one.ask(b"", b"")
-            two.ask(b"", b"")
-            with Client(server.port, greets=False) as more:
+            one.expect_reply(b"", b"")
+            two.expect_reply(b"", b"")
+            with Client(server.port, sends_hello=False) as more:
                 assert more.is_closed()
-            one.ask(b"", b"")
+            one.expect_reply(b"", b"")
     assert "2 connections" in caplog.text
 
 
@@ -345,15 +345,15 @@ def test_stores_of_one_process_share_the_limit_of_connections(
         Client(server.port) as two,
     ):
         newer.start()
-        one.ask(b"", b"")
-        two.ask(b"", b"")
+        one.expect_reply(b"", b"")
+        two.expect_reply(b"", b"")
         with Client(newer.port) as late:
             while not caplog.messages:
-                two.ask(b"", b"")
+                two.expect_reply(b"", b"")
             assert newer.clients == 0
             two.socket.close()
-            late.ask(b"", b"")  # The client was not refused; it only had to wait.
-            one.ask(b"", b"")
+            late.expect_reply(b"", b"")  # The client was not refused; it only had to wait.
+            one.expect_reply(b"", b"")
     assert len(caplog.messages) >= 1
 
 
@@ -409,7 +409,7 @@ def test_without_descriptors_new_clients_wait_and_others_are_served() -> None:
 
 
 def test_close_disconnects_waiting_clients(server: TcpStoreServer, client: Client) -> None:
-    client.ask(op(6, keys(b"/never")), b"")
+    client.expect_reply(op(6, keys(b"/never")), b"")
     closers = [threading.Thread(target=server.close) for _ in range(3)]
     for one in closers:
         one.start()
@@ -442,7 +442,7 @@ def test_server_can_be_closed_by_its_own_thread(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The garbage collector runs there too, and may finalize the server."""
-    client.ask(b"", b"")
+    client.expect_reply(b"", b"")
 
     def close_then(*_: object) -> None:
         server.close()
@@ -464,8 +464,8 @@ def test_internal_error_is_reported_once_and_closes_all_connections(
     other: Client,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    client.ask(b"", b"")
-    other.ask(op(6, keys(b"/never")), b"")
+    client.expect_reply(b"", b"")
+    other.expect_reply(op(6, keys(b"/never")), b"")
 
     def broken(*_: object) -> bytes:
         raise ZeroDivisionError("what?")
@@ -489,7 +489,7 @@ def sockets():
 server = TcpStoreServer(listener())
 server.start()
 client = Client(server.port)
-client.ask(b"", b"")
+client.expect_reply(b"", b"")
 mine = os.fstat(client.socket.fileno()).st_ino
 reads, writes = os.pipe()
 its_end, our_end = os.pipe()
@@ -503,18 +503,18 @@ another.start()
 locked.wait()
 pid = os.fork()
 if pid == 0:
-    server.close()  # It has nothing to close any more, and must not wait for a thread.
+    server.close()  # It has nothing left to close, and must not wait for a thread.
     assert server.clients == 0
     assert sockets() == [f"socket:[{mine}]"], sockets()
     os.write(writes, b"x")
     os.close(our_end)
-    os.read(its_end, 1)  # It lives on until its parent lets it go.
+    os.read(its_end, 1)  # It runs until its parent closes the pipe.
     os._exit(0)
 forked.set()
 another.join()
 os.close(writes)
 assert os.read(reads, 1) == b"x"
-client.ask(b"", b"")
+client.expect_reply(b"", b"")
 server.close()
 assert client.is_closed()
 assert os.waitpid(pid, os.WNOHANG) == (0, 0)
