@@ -357,13 +357,13 @@ def test_barrier_of_one_caller_is_open(store: Any) -> None:
 def test_all_callers_pass_a_barrier_with_the_last_arrival(store: Any) -> None:
     came: list[int] = []
 
-    def come(number: int, mine: Any) -> int:
+    def arrive(number: int, mine: Any) -> int:
         came.append(number)
         mine.barrier("here", 4, LONG)
         return len(came)
 
     with ThreadPoolExecutor(4) as pool:
-        seen = list(pool.map(come, range(4), [store.clone() for _ in range(4)]))
+        seen = list(pool.map(arrive, range(4), [store.clone() for _ in range(4)]))
     assert seen == [4] * 4
 
 

@@ -16,7 +16,7 @@ USER, PASSWORD = "trainer", "s3cret"
 SECRETS = {"HOLDFAST_ETCD_USER": USER, "HOLDFAST_ETCD_PASSWORD": PASSWORD}
 
 
-def turned_away(cluster: EtcdTeam, name: str) -> str:
+def refusal_of(cluster: EtcdTeam, name: str) -> str:
     """Wait until an agent exits; return its only line of output."""
     code, output = cluster.agents[name].end()
     assert code == 78, output
@@ -51,9 +51,9 @@ def test_only_the_right_certificate_is_accepted(tmp_path: Path) -> None:
         assert (code, output.count("\n")) == (2, 1)
         assert output.startswith(f"holdfast run: error: --rdzv-conf: cacert: {tmp_path}/none.pem")
         for name in ("bare", "stranger"):
-            assert "client certificate" in turned_away(cluster, name)
-        assert "not trusted" in turned_away(cluster, "suspicious")
-        assert "write https://" in turned_away(cluster, "plain")
+            assert "client certificate" in refusal_of(cluster, name)
+        assert "not trusted" in refusal_of(cluster, "suspicious")
+        assert "write https://" in refusal_of(cluster, "plain")
         assert cluster.is_quiet()
         codes = cluster.finish(starts)
         assert (codes["a"], codes["b"]) == (0, 0)
@@ -74,9 +74,9 @@ def test_only_the_right_password_is_accepted(tmp_path: Path) -> None:
         cluster.start("guesses", env={**SECRETS, "HOLDFAST_ETCD_PASSWORD": "guess"})
         cluster.start("nobody")
         cluster.start("outside", conf="etcd_prefix=/others", env=SECRETS)
-        assert "wrong user or password" in turned_away(cluster, "guesses")
-        assert "user and a password" in turned_away(cluster, "nobody")
-        assert "permission denied" in turned_away(cluster, "outside")
+        assert "wrong user or password" in refusal_of(cluster, "guesses")
+        assert "user and a password" in refusal_of(cluster, "nobody")
+        assert "permission denied" in refusal_of(cluster, "outside")
         assert cluster.is_quiet()
         codes = cluster.finish(starts)
         assert (codes["a"], codes["b"]) == (0, 0)

@@ -56,15 +56,15 @@ class SupervisionPlayer:
         self.handled.add((self.machine.state, type(event)))
         try:
             effects = self.machine.handle(self.clock.read(first), event)
-            happened = [write_fact(effect) for effect in effects]
+            output = [write_fact(effect) for effect in effects]
         except InvalidEvent as error:
-            happened = [f"InvalidEvent: {error}"]
+            output = [f"InvalidEvent: {error}"]
         self.machine.check()
         if isinstance(event, supervision.Requested):
             refusal, why = self.machine.answers[event.id]
             answer = refusal.value if refusal else "granted"
-            happened.append(f"{event.id} is {answer}{why and f': {why}'}")
-        return [*happened, self._state()]
+            output.append(f"{event.id} is {answer}{why and f': {why}'}")
+        return [*output, self._state()]
 
     def _make(self, settings: SupervisionSettings) -> None:
         self.machine = supervision.Supervision(

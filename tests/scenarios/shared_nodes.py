@@ -70,10 +70,10 @@ class SharedStatePlayer:
             while self.pending:
                 lines += self._answer(now, next(iter(self.pending)))
         else:
-            lines = self._happens(now, *words)
+            lines = self._handle_command(now, *words)
         return [*lines, *map(self._node, self.nodes), self._job()]
 
-    def _happens(self, now: float, name: str, verb: str, *words: str) -> list[str]:
+    def _handle_command(self, now: float, name: str, verb: str, *words: str) -> list[str]:
         match verb:
             case "respond":
                 return self._answer(now, name)

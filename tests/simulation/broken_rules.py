@@ -61,7 +61,7 @@ class LossesAreCharged(Rounds):
         return views
 
 
-class StartsBesideOlderWorkers(Rounds):
+class StartsBeforeOlderWorkersExit(Rounds):
     """A generation starts while workers of the last one are still being stopped on other nodes."""
 
     def _release_generation(self) -> bool:
@@ -147,7 +147,7 @@ class LostNodeKeepsRank(Rounds):
 
 
 class AnyNodeTakesOverId(Rounds):
-    """A node with the id of a connected node replaces it, even if that one is alive."""
+    """A node with the id of a connected node replaces it, even if the connected node is alive."""
 
     def _contend(self, status: Status, known: Node) -> list[View]:
         broken = self._remove(known, "another node joined", superseded=True)
@@ -211,9 +211,9 @@ class ResumesIncompleteRound(Rounds):
         job = self.job
         if job.phase is not JobPhase.RECOVERING or len(job.nodes) < self._settings.min_nodes:
             return views
-        back = rounds.claimants(job)
-        job.members = [one.info for one in back]
-        job.round_term, job.round, _key = back[0].claim
+        reconnected = rounds.claimants(job)
+        job.members = [one.info for one in reconnected]
+        job.round_term, job.round, _key = reconnected[0].claim
         job.phase = JobPhase.ACTIVE
         job.waiting = False
         self.rank_table = rounds.RankTable(job)
@@ -356,7 +356,7 @@ class NothingIsLost(CoordinatorMachine):
         return super()._tick(now)
 
 
-class HoldsNoFailure(CoordinatorMachine):
+class DecidesFailureImmediately(CoordinatorMachine):
     """A failure is decided before the other members have responded."""
 
     def _hold(self, now: float, _rounds: Rounds, status: Status) -> list[View | Ack]:

@@ -57,7 +57,7 @@ ATTEMPTS_MAX = 1000
 """How often a change is retried because another writer was faster; then an error is raised."""
 PAUSE_S_MIN, PAUSE_S_MAX = 0.005, 0.4
 """The maximum of the random pause between attempts. With shorter pauses many writers need more attempts."""
-AWAY_PAUSE_S_MIN, AWAY_PAUSE_S_MAX = 0.01, 1.0
+UNREACHABLE_PAUSE_S_MIN, UNREACHABLE_PAUSE_S_MAX = 0.01, 1.0
 """The pause between two attempts to watch while etcd is unreachable."""
 READ_S_MIN = 3.0
 """The minimum limit of a read, even if less of the timeout is left."""
@@ -78,9 +78,9 @@ class RangeRead(NamedTuple):
 class Transactions:
     """The transactions of one store, with the errors that stores raise.
 
-    A change is computed from the content that was read. If the content has changed meanwhile, the change is
+    A change is computed from the content that was read. If the content has changed since, the change is
     computed again. If several writers change a key, one succeeds at a time; the others pause for random,
-    growing times, so that all succeed in the end.
+    growing times, so that all succeed eventually.
     """
 
     def __init__(self, client: EtcdClient, lease: KeptLease | None) -> None:
@@ -89,7 +89,7 @@ class Transactions:
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """The store's location, for messages."""
         return f" in etcd at {self.client.settings.where}"
 
     def read(
@@ -141,7 +141,7 @@ class Transactions:
             if done.succeeded:
                 return outcome, done
             found = [_first(result) for result in done.results]
-            if attempt % 2:  # Every other attempt is made at once, from what was just read.
+            if attempt % 2:  # Every other attempt follows at once, with the content just read.
                 time.sleep(pause_s)
         raise DistStoreError(
             f"could not change {places[0].key!r}{self.where} in {ATTEMPTS_MAX} attempts: another writer "
@@ -221,66 +221,67 @@ class Wait:
         self._deadline = time.monotonic() + timeout_s
         self._keys_only = keys_only
         self._accepts = accepts
-        self._pause_s = AWAY_PAUSE_S_MIN
-        self._was_there = False
+        self._pause_s = UNREACHABLE_PAUSE_S_MIN
+        self._has_read = False
 
     def result(self) -> dict[str, KeyValue]:
         """Return the content of each range, once all have an accepted value.
 
-        Raises `StoreTimeoutError` naming the missing ones at the timeout. May be called again within the
-        same time.
+        At the timeout, raises `StoreTimeoutError`, which names the missing keys. May be called again until then.
         """
         try:
-            reads = self._read_again(self._ranges) if self._was_there else self._read(self._ranges)
-            self._was_there = True
-            return self._until_all_there(reads)
-        except _TimeIsOver:
-            return self._at_last()
+            reads = self._read_again(self._ranges) if self._has_read else self._read(self._ranges)
+            self._has_read = True
+            return self._wait_for_all(reads)
+        except _TimedOut:
+            return self._read_at_timeout()
 
-    def _until_all_there(self, reads: dict[str, RangeRead]) -> dict[str, KeyValue]:
+    def _wait_for_all(self, reads: dict[str, RangeRead]) -> dict[str, KeyValue]:
         seen_before: dict[str, int] = {}
         while True:
-            there = self._there(reads)
-            missing = [name for name in reads if name not in there]
+            accepted = self._accepted(reads)
+            missing = [name for name in reads if name not in accepted]
             if not missing and len(reads) == len(self._ranges):
-                seen = {name: one.create_revision for name, one in there.items()}
+                seen = {name: one.create_revision for name, one in accepted.items()}
                 # Keys that do not fit one transaction are read twice. If all were present both times and
                 # none was created again, all were present at the same time in between.
                 if len(reads) <= TXN_OPS_MAX or seen == seen_before:
-                    return there
+                    return accepted
                 seen_before = seen
             elif missing:
                 seen_before = {}
                 name = missing[0]
-                came = self._follow(self._ranges[name], reads[name].revision)
-                if came is not None:
+                accepted_value = self._follow(self._ranges[name], reads[name].revision)
+                if accepted_value is not None:
                     if len(self._ranges) == 1:
-                        return {name: came}
+                        return {name: accepted_value}
                     missing.remove(name)
             reads = self._read_again(missing or self._ranges)
 
-    def _at_last(self) -> dict[str, KeyValue]:
-        """Read a last time, to name the missing keys."""
+    def _read_at_timeout(self) -> dict[str, KeyValue]:
+        """Read the keys once more, to name those that are missing."""
         where, names = self._calls.where, list(self._ranges)
         try:
-            there = self._there(self._read(names))
+            accepted = self._accepted(self._read(names))
         except DistNetworkError as problem:
             raise wait_timed_out(names, self._timeout_s, f" since {problem}") from None
-        if len(there) == len(names):
-            return there
-        raise wait_timed_out([name for name in names if name not in there], self._timeout_s, where)
+        if len(accepted) == len(names):
+            return accepted
+        raise wait_timed_out(
+            [name for name in names if name not in accepted], self._timeout_s, where
+        )
 
-    def _there(self, reads: dict[str, RangeRead]) -> dict[str, KeyValue]:
-        there = {}
+    def _accepted(self, reads: dict[str, RangeRead]) -> dict[str, KeyValue]:
+        accepted = {}
         for name, read in reads.items():
             for one in read.found:
                 if self._accepts(one):
-                    there[name] = one
-        return there
+                    accepted[name] = one
+        return accepted
 
     def _read(self, names: Iterable[str]) -> dict[str, RangeRead]:
         left_s = self._deadline - time.monotonic()
-        limit_s = max(READ_S_MIN, left_s) if self._was_there else None
+        limit_s = max(READ_S_MIN, left_s) if self._has_read else None
         names = list(names)
         ranges = [self._ranges[name] for name in names]
         reads = self._calls.read(ranges, keys_only=self._keys_only, limit_s=limit_s)
@@ -295,7 +296,7 @@ class Wait:
                 self._pause()
 
     def _follow(self, range_: KeyRange, revision: int) -> KeyValue | None:
-        """Return the first accepted value after a revision; None if the range must be read again."""
+        """Return the first accepted value after a revision, or None if the range must be read again."""
         alive: dict[bytes, KeyValue] = {}
         try:
             with self._calls.client.watch(range_.key, range_.end, revision + 1) as watch:
@@ -304,7 +305,7 @@ class Wait:
                         changes = watch.next(min(self._time_left_s(), NEXT_S_MAX))
                     except TimeoutError:
                         continue
-                    self._pause_s = AWAY_PAUSE_S_MIN
+                    self._pause_s = UNREACHABLE_PAUSE_S_MIN
                     for one in changes:
                         alive.pop(one.key, None)
                         if one.value is not None:
@@ -315,9 +316,9 @@ class Wait:
                                 mod_revision=one.mod_revision,
                             )
                     # A value that was deleted meanwhile does not count.
-                    for came in alive.values():
-                        if self._accepts(came):
-                            return came
+                    for accepted_value in alive.values():
+                        if self._accepts(accepted_value):
+                            return accepted_value
         except EtcdError as problem:
             if problem.kind is ProblemKind.UNREACHABLE:
                 self._pause()
@@ -328,16 +329,16 @@ class Wait:
     def _pause(self) -> None:
         pause_s = self._pause_s * random.uniform(0.5, 1)  # noqa: S311 (it only spreads attempts)
         time.sleep(min(self._time_left_s(), pause_s))
-        self._pause_s = min(2 * self._pause_s, AWAY_PAUSE_S_MAX)
+        self._pause_s = min(2 * self._pause_s, UNREACHABLE_PAUSE_S_MAX)
 
     def _time_left_s(self) -> float:
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
-            raise _TimeIsOver
+            raise _TimedOut
         return left_s
 
 
-class _TimeIsOver(Exception):
+class _TimedOut(Exception):
     pass
 
 
@@ -511,8 +512,8 @@ class EtcdStore:
             rest = Put(queue.key, b"%d %d" % (first + 1, count - 1))
             return [Get(entry), Delete(entry), rest if count > 1 else Delete(queue.key)], True
 
-        took, done = self._calls.change([queue], decide, known=[known])
-        if not took or done is None or not done.results[0]:
+        removed, done = self._calls.change([queue], decide, known=[known])
+        if not removed or done is None or not done.results[0]:
             return None
         return done.results[0][0].value
 
@@ -526,7 +527,7 @@ class EtcdStore:
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
         """Wait until `world_size` callers have arrived at this key.
 
-        A caller that times out is not counted any more. An arrival after the barrier opened starts the
+        A caller that times out is no longer counted. An arrival after the barrier opened starts the
         next turn. A caller that is killed while it waits stays counted.
         """
         timeout_s = self._seconds(timeout)

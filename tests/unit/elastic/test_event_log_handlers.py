@@ -31,12 +31,12 @@ class ListHandler(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-class Keeping(events.EventHandler):
+class RecordingHandler(events.EventHandler):
     def __init__(self) -> None:
-        self.got: list[Any] = []
+        self.received: list[Any] = []
 
     def record(self, event: events.Event) -> None:
-        self.got.append(event)
+        self.received.append(event)
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def test_every_destination_is_also_a_log_handler(monkeypatch: pytest.MonkeyPatch
     assert isinstance(events.get_logging_handler(), logging.NullHandler)
     with pytest.raises(KeyError):
         events.get_logging_handler("unheard of")
-    kept = Keeping()
+    kept = RecordingHandler()
     events.configure(kept, "mine")
     handler = events.get_logging_handler("mine")
     step = RdzvEvent("a", "job", "m", "h", 1, NodeState.FAILED)
@@ -86,7 +86,7 @@ def test_every_destination_is_also_a_log_handler(monkeypatch: pytest.MonkeyPatch
     for text in (EVENT.serialize(), step.serialize(), "no event"):
         handler.handle(logging.makeLogRecord({"msg": text}))
     events.flush(PATIENCE_S)
-    assert kept.got == [EVENT, step]
+    assert kept.received == [EVENT, step]
     assert [one.msg for one in problems] == ["no event"]
 
 
@@ -97,7 +97,7 @@ def test_rendezvous_event_names_its_caller(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(socket, "getfqdn", ask_a_name_server)
     record = events.construct_and_record_rdzv_event
     record("job", "for nobody", NodeState.INIT)
-    handler = Keeping()
+    handler = RecordingHandler()
     events.configure(handler, "dynamic_rendezvous")
     record("job", "joined", NodeState.RUNNING, rank=3)
     record("job", "m", NodeState.INIT, "named", "there", 42, "h:1", 5)
@@ -106,7 +106,7 @@ def test_rendezvous_event_names_its_caller(monkeypatch: pytest.MonkeyPatch) -> N
     except ValueError:
         record("job", "m", NodeState.FAILED, name="failed")
     events.flush(PATIENCE_S)
-    first, second, third = handler.got
+    first, second, third = handler.received
     here, me = os.path.basename(__file__), test_rendezvous_event_names_its_caller.__name__
     host = os.uname().nodename
     assert first == RdzvEvent(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Notebook(io.StringIO):
+class SignalingStream(io.StringIO):
     """A stream without a descriptor that signals when a text has arrived."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Notebook(io.StringIO):
 
 def test_lines_of_all_files_arrive_with_the_header_of_their_rank(tmp_path: Path) -> None:
     files = {rank: str(tmp_path / str(rank)) for rank in range(3)}
-    dst = Notebook()
+    dst = SignalingStream()
     tail = TailLog("writer", files, dst, interval_sec=1000).start()
     assert not tail.stopped()
     for rank, file in files.items():
@@ -66,7 +66,7 @@ def test_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_one_file_can_be_followed_until_an_event(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("one\n")
-    dst, finished = Notebook(), threading.Event()
+    dst, finished = SignalingStream(), threading.Event()
     thread = threading.Thread(
         target=tail_logfile, args=("[h]", str(tmp_path / "log"), dst, finished, 1000)
     )

@@ -94,21 +94,21 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 
 
 def test_concurrent_calls_request_one_token() -> None:
-    asked: list[bytes] = []
+    requests: list[bytes] = []
 
     async def answer(data: bytes) -> bytes:
-        asked.append(data.split(b" ", 2)[1])
+        requests.append(data.split(b" ", 2)[1])
         await asyncio.sleep(0)
-        is_token = asked[-1] == b"/v3/auth/authenticate"
+        is_token = requests[-1] == b"/v3/auth/authenticate"
         return http(b'{"token":"t"}' if is_token else b'{"header":{"revision":"1"}}')
 
-    async def talk() -> None:
+    async def make_calls() -> None:
         async with server(answer) as port, client_of(port, user="u", password="p") as client:
             await asyncio.gather(*(done(client, Txn()) for _ in range(8)))
 
-    asyncio.run(talk())
-    assert len(asked) == 9
-    assert asked.count(b"/v3/auth/authenticate") == 1
+    asyncio.run(make_calls())
+    assert len(requests) == 9
+    assert requests.count(b"/v3/auth/authenticate") == 1
 
 
 @in_loop
@@ -148,7 +148,7 @@ async def test_call_detects_a_hanging_etcd_and_its_watches_end(tmp_path: Path) -
 
 
 def test_client_switches_from_dead_and_hanging_members_to_one_that_responds(tmp_path: Path) -> None:
-    async def talk(etcd: Etcd, dead: int, hanging: int) -> None:
+    async def make_calls(etcd: Etcd, dead: int, hanging: int) -> None:
         async with client_of(dead, hanging, etcd.port, call_s=3 * SHORT_S) as client:
             # An idempotent call is retried at the last member within its limit.
             assert isinstance(await client.call(Grant(60)), Granted)
@@ -171,7 +171,7 @@ def test_client_switches_from_dead_and_hanging_members_to_one_that_responds(tmp_
         socket.create_server((LOCAL, 0)) as silent,
     ):
         bound.bind((LOCAL, 0))  # Bound, but not listening.
-        asyncio.run(talk(etcd, bound.getsockname()[1], silent.getsockname()[1]))
+        asyncio.run(make_calls(etcd, bound.getsockname()[1], silent.getsockname()[1]))
 
 
 @in_loop
@@ -179,22 +179,22 @@ async def test_late_response_is_used_but_its_endpoint_is_not_preferred_again(
     tmp_path: Path,
 ) -> None:
     with running_etcd(tmp_path) as etcd:
-        asked, go_on = asyncio.Event(), asyncio.Event()
+        received, released = asyncio.Event(), asyncio.Event()
 
         async def answer_late(_: bytes) -> bytes:
-            asked.set()
-            await go_on.wait()
+            received.set()
+            await released.wait()
             return http(
                 b'{"header":{"revision":"1"},"succeeded":true,"responses":[{"response_put":{}}]}'
             )
 
         async with server(answer_late) as slow, client_of(slow, etcd.port) as client:
             late = asyncio.ensure_future(client.call(put(b"a"), limit_s=PATIENCE_S))
-            await asked.wait()
+            await received.wait()
             await problem(client, put(b"a"), SHORT_S)
             watched = Watched(client, b"a", b"", (await done(client, put(b"a", b"1"))).revision)
             assert len(await watched.changes()) == 1
-            go_on.set()
+            released.set()
             assert isinstance(await late, TxnDone)
             assert client.endpoint == etcd.endpoint
             assert client.tried == {}

@@ -84,11 +84,11 @@ def test_tls_client_of_a_plain_server_is_explained() -> None:
     async def answer(data: bytes) -> bytes | None:
         return http(b"no such method", "405 Method Not Allowed") if b"/version" in data else None
 
-    async def talk() -> object:
+    async def make_calls() -> object:
         async with server(answer) as port:
             return await why(port, client_context())
 
-    assert asyncio.run(talk()) == Problem(ProblemKind.DENIED, NOT_TLS)
+    assert asyncio.run(make_calls()) == Problem(ProblemKind.DENIED, NOT_TLS)
 
 
 def test_plain_server_that_closes_is_not_mistaken_for_tls() -> None:
@@ -97,11 +97,11 @@ def test_plain_server_that_closes_is_not_mistaken_for_tls() -> None:
     async def answer(data: bytes) -> bytes | None:
         return http(b"", "400 Bad Request") if data.startswith(b"\x16\x03") else None
 
-    async def talk() -> object:
+    async def make_calls() -> object:
         async with server(answer) as port:
             return await why(port, None)
 
-    assert asyncio.run(talk()) is None
+    assert asyncio.run(make_calls()) is None
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
@@ -129,12 +129,12 @@ def test_endpoint_that_responded_before_is_not_diagnosed() -> None:
         asked.append(data)
         return http(b'{"header":{"revision":"1"}}') if len(asked) == 1 else None
 
-    async def talk() -> None:
+    async def make_calls() -> None:
         async with server(answer, once=True) as port, client_of(port) as client:
             await client.call(put(b"a"))
             await problem(client, put(b"a"))
 
-    asyncio.run(talk())
+    asyncio.run(make_calls())
     assert all(data.startswith(b"POST /v3/") for data in asked)
 
 

@@ -42,7 +42,7 @@ def test_request_is_one_write_and_the_connection_is_reused() -> None:
         heard.append(data)
         return http(b'{"n":%d}' % len(heard))
 
-    async def talk() -> None:
+    async def make_calls() -> None:
         async with server(answer) as port:
             connection = await connect(port)
             for n in (1, 2):
@@ -54,7 +54,7 @@ def test_request_is_one_write_and_the_connection_is_reused() -> None:
             await connection.ended
             assert not connection.is_idle
 
-    asyncio.run(talk())
+    asyncio.run(make_calls())
     assert len(heard) == 2
     head, _, body = heard[0].partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v3/x HTTP/1.1\r\n")
@@ -71,14 +71,14 @@ def test_lines_are_delivered_however_the_network_splits_them() -> None:
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     lines: list[bytes] = []
 
-    async def talk() -> Reply:
+    async def make_calls() -> Reply:
         async with responding(head + chunks) as port:
             connection = await connect(port)
             reply = await connection.stream("/v3/watch", b"{}", "", lines.append)
             await connection.ended
             return reply
 
-    assert asyncio.run(talk()).status == 200
+    assert asyncio.run(make_calls()).status == 200
     assert lines == [b'{"a":1}', b'{"b":2}', b'{"c":3}']
 
 

@@ -22,16 +22,16 @@ def names(events: Iterable[Event]) -> list[str]:
     return [one.name for one in events]
 
 
-class Keeping(EventHandler):
+class RecordingHandler(EventHandler):
     """Keeps all events."""
 
     def __init__(self) -> None:
-        self.got: list[Event] = []
+        self.received: list[Event] = []
         self.calls: list[str] = []
         self.threads: set[str] = set()
 
     def record(self, event: Event) -> None:
-        self.got.append(event)
+        self.received.append(event)
         self.threads.add(threading.current_thread().name)
 
     def flush(self) -> None:
@@ -41,7 +41,7 @@ class Keeping(EventHandler):
         self.calls.append("close")
 
 
-class Failing(Keeping):
+class FailingHandler(RecordingHandler):
     """Raises for events of some names."""
 
     def record(self, event: Event) -> None:
@@ -50,15 +50,15 @@ class Failing(Keeping):
             raise ValueError(f"cannot do\n{event.name}")
 
 
-class Blocking(Keeping):
+class BlockingHandler(RecordingHandler):
     """Blocks in its first call until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.entered = threading.Event()
-        self.go_on = threading.Event()
+        self.released = threading.Event()
 
     def record(self, event: Event) -> None:
         super().record(event)
         self.entered.set()
-        assert self.go_on.wait(PATIENCE_S)
+        assert self.released.wait(PATIENCE_S)

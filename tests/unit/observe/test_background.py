@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from event_fakes import PATIENCE_S, Blocking, Keeping, event, names
+from event_fakes import PATIENCE_S, BlockingHandler, RecordingHandler, event, names
 
 from holdfast.observe.background import BackgroundHandler
 from holdfast.observe.safe_handler import FAULTS_MAX
@@ -26,7 +26,7 @@ def run(program: str) -> tuple[str, str]:
 
 
 def test_events_are_delivered_in_order_in_the_handlers_thread() -> None:
-    handler = Keeping()
+    handler = RecordingHandler()
     background = BackgroundHandler(handler, "mine")
     before = threading.active_count()
     background.flush(PATIENCE_S)
@@ -34,7 +34,7 @@ def test_events_are_delivered_in_order_in_the_handlers_thread() -> None:
     for number in range(100):
         background.record(event(str(number)))
     background.flush(PATIENCE_S)
-    assert names(handler.got) == [str(number) for number in range(100)]
+    assert names(handler.received) == [str(number) for number in range(100)]
     background.close(PATIENCE_S)
     background.close(PATIENCE_S)
     assert handler.threads == {"holdfast-events-mine"}
@@ -42,22 +42,22 @@ def test_events_are_delivered_in_order_in_the_handlers_thread() -> None:
 
 
 def test_blocking_handler_delays_no_caller(log: pytest.LogCaptureFixture) -> None:
-    handler = Blocking()
+    handler = BlockingHandler()
     background = BackgroundHandler(handler, "mine", queued_max=2)
     background.record(event("first"))
     assert handler.entered.wait(PATIENCE_S)
     for number in range(5):
         background.record(event(str(number)))
     assert len(log.messages) == 1
-    handler.go_on.set()
+    handler.released.set()
     background.close(PATIENCE_S)
-    assert names(handler.got) == ["first", "0", "1"]
+    assert names(handler.received) == ["first", "0", "1"]
     assert len(log.messages) == 2
     assert "3 events" in log.messages[1]
 
 
 def test_handler_that_blocks_for_too_long_is_dropped(log: pytest.LogCaptureFixture) -> None:
-    handler = Blocking()
+    handler = BlockingHandler()
     background = BackgroundHandler(handler, "mine", call_s_max=0.05)
     background.record(event("stuck"))
     assert handler.entered.wait(PATIENCE_S)
@@ -67,13 +67,13 @@ def test_handler_that_blocks_for_too_long_is_dropped(log: pytest.LogCaptureFixtu
     background.close(PATIENCE_S)
     assert "1 event " in log.messages[1]
     assert "1 event " in log.messages[2]
-    handler.go_on.set()
-    assert names(handler.got) == ["stuck"]
+    handler.released.set()
+    assert names(handler.received) == ["stuck"]
     assert handler.calls == []
 
 
 def test_close_waits_no_longer_than_its_limit(log: pytest.LogCaptureFixture) -> None:
-    handler = Blocking()
+    handler = BlockingHandler()
     background = BackgroundHandler(handler, "mine", call_s_max=PATIENCE_S * 10)
     background.record(event("stuck"))
     assert handler.entered.wait(PATIENCE_S)
@@ -83,19 +83,19 @@ def test_close_waits_no_longer_than_its_limit(log: pytest.LogCaptureFixture) -> 
     background.close(100.0)  # It returns immediately, since a flush has waited for this call.
     assert background.is_dropped
     assert "2 events" in log.messages[-1]
-    handler.go_on.set()
+    handler.released.set()
 
 
 def test_concurrent_flushes_each_wait_for_their_own_events() -> None:
-    class Sending(Blocking):
+    class Sending(BlockingHandler):
         def record(self, event: Event) -> None:
             if event.name == "second":
                 early.append(second_is_back.wait(0.1))  # Times out, unless the flush did not wait.
-            self.got.append(event)
+            self.received.append(event)
 
         def flush(self) -> None:
             self.entered.set()
-            assert self.go_on.wait(PATIENCE_S)
+            assert self.released.wait(PATIENCE_S)
 
     def flush_second() -> None:
         background.flush(PATIENCE_S)
@@ -113,15 +113,15 @@ def test_concurrent_flushes_each_wait_for_their_own_events() -> None:
     other.start()
     while background._flushes_wanted < 2:
         threading.Event().wait(0.001)
-    handler.go_on.set()
+    handler.released.set()
     one.join()
     other.join()
-    assert (names(handler.got), early) == (["first", "second"], [False])
+    assert (names(handler.received), early) == (["first", "second"], [False])
     background.close(PATIENCE_S)
 
 
 def test_handler_that_ends_its_thread_has_failed(log: pytest.LogCaptureFixture) -> None:
-    class Leaving(Keeping):
+    class Leaving(RecordingHandler):
         def record(self, event: Event) -> None:
             raise SystemExit(event.name)
 
@@ -140,7 +140,7 @@ def test_failed_thread_start_does_not_affect_the_caller(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    background = BackgroundHandler(Keeping(), "mine")
+    background = BackgroundHandler(RecordingHandler(), "mine")
     background.record(event())
     background.record(event())
     background.close(PATIENCE_S)
@@ -226,18 +226,18 @@ def test_locks_of_a_handler_are_free_in_a_forked_child() -> None:
 
 
 def test_fork_waits_for_a_stuck_call_only_once() -> None:
-    handler = Blocking()
+    handler = BlockingHandler()
     background = BackgroundHandler(handler, "mine")
     background.record(event())
     assert handler.entered.wait(PATIENCE_S)
     background.block_calls(0.01)
     background.block_calls(PATIENCE_S * 100)  # It returns immediately.
     background.allow_calls()
-    handler.go_on.set()
+    handler.released.set()
     background.flush(PATIENCE_S)
     background.block_calls(PATIENCE_S)
     background.record(event("held back"))
-    assert len(handler.got) == 1
+    assert len(handler.received) == 1
     background.allow_calls()
     background.close(PATIENCE_S)
-    assert len(handler.got) == 2
+    assert len(handler.received) == 2

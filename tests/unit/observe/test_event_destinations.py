@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from event_fakes import PATIENCE_S, Blocking, Keeping, event, names
+from event_fakes import PATIENCE_S, BlockingHandler, RecordingHandler, event, names
 
 from holdfast import events
 from holdfast.errors import UsageError
@@ -35,7 +35,7 @@ def lines_in(folder: Path) -> list[Event]:
 
 
 def test_each_destination_has_its_own_handler() -> None:
-    first, second, logged = Keeping(), Keeping(), ListHandler()
+    first, second, logged = RecordingHandler(), RecordingHandler(), ListHandler()
     events.record(event("for nobody"))
     events.configure(first)
     events.configure(second, destination="mine")
@@ -44,24 +44,24 @@ def test_each_destination_has_its_own_handler() -> None:
         events.record(event(name), destination)
     events.record(event("d"))
     events.flush(PATIENCE_S)
-    assert (names(first.got), names(second.got)) == (["a", "d"], ["b"])
+    assert (names(first.received), names(second.received)) == (["a", "d"], ["b"])
     assert logged.lines == [event("c").serialize()]
     assert first.calls == ["flush"]
 
 
 def test_replaced_handler_receives_pending_events_and_is_closed() -> None:
-    first, second = Keeping(), Keeping()
+    first, second = RecordingHandler(), RecordingHandler()
     events.configure(first)
     events.record(event("a"))
     events.configure(second)
-    assert (names(first.got), first.calls) == (["a"], ["close"])
+    assert (names(first.received), first.calls) == (["a"], ["close"])
     events.record(event("b"))
     events.flush(PATIENCE_S)
-    assert (names(first.got), names(second.got)) == (["a"], ["b"])
+    assert (names(first.received), names(second.received)) == (["a"], ["b"])
 
 
 def test_event_is_recorded_unchanged_with_its_time() -> None:
-    handler = Blocking()
+    handler = BlockingHandler()
     events.configure(handler)
     events.record(event("first"))
     assert handler.entered.wait(PATIENCE_S)
@@ -71,25 +71,25 @@ def test_event_is_recorded_unchanged_with_its_time() -> None:
     end_ms = time.time_ns() // 1_000_000
     later.metadata["step"] = 2
     later.name = "another"
-    handler.go_on.set()
+    handler.released.set()
     events.flush(PATIENCE_S)
-    first, second = handler.got
+    first, second = handler.received
     assert (first.timestamp, later.timestamp) == (7, 0)
     assert begin_ms <= second.timestamp <= end_ms
     assert (second.name, second.source, second.metadata) == ("later", later.source, {"step": 1})
 
 
 def test_handler_may_flush_and_replace_itself(log: pytest.LogCaptureFixture) -> None:
-    other = Keeping()
+    other = RecordingHandler()
 
-    class GivingUp(Keeping):
+    class GivingUp(RecordingHandler):
         def record(self, event: Event) -> None:
             assert all_there.wait(PATIENCE_S)
             super().record(event)
             events.flush(PATIENCE_S)  # It would wait for itself.
             if event.name == "b":
                 events.configure(other)
-            if len(self.got) == 3:
+            if len(self.received) == 3:
                 done.set()
 
     all_there, done = threading.Event(), threading.Event()
@@ -101,8 +101,8 @@ def test_handler_may_flush_and_replace_itself(log: pytest.LogCaptureFixture) -> 
     assert done.wait(PATIENCE_S / 2)
     events.record(event("d"))
     events.flush(PATIENCE_S)
-    assert names(handler.got) == ["a", "b", "c"]
-    assert names(other.got) == ["d"]
+    assert names(handler.received) == ["a", "b", "c"]
+    assert names(other.received) == ["d"]
     assert log.messages == []
 
 
@@ -142,13 +142,13 @@ def test_plugin_is_found_by_name_and_a_faulty_one_is_named(
         events.record(event("b"), "some")
         events.flush(PATIENCE_S)
         plugin: Any = sys.modules["some_events"]
-        assert names(plugin.Mine.got) == ["a", "b"]
+        assert names(plugin.Mine.received) == ["a", "b"]
     finally:
         sys.modules.pop("some_events", None)
 
 
 def test_job_writes_lines_to_its_folder_and_to_a_configured_handler(tmp_path: Path) -> None:
-    handler = Keeping()
+    handler = RecordingHandler()
     for number, name in enumerate(("null", "jsonl", "null")):
         job = JobEvents(name, str(tmp_path))
         job.record(event(str(number)))
@@ -156,7 +156,7 @@ def test_job_writes_lines_to_its_folder_and_to_a_configured_handler(tmp_path: Pa
         if not number:
             events.configure(handler)  # It serves several jobs in turn.
     assert names(lines_in(tmp_path)) == ["0", "1", "2"]
-    assert names(handler.got) == ["1", "2"]
+    assert names(handler.received) == ["1", "2"]
     assert handler.calls == ["flush"] * 2
     job = JobEvents("jsonl", None)
     job.record(event("3"))

@@ -104,16 +104,16 @@ def test_restarts_are_counted_from_the_rendezvous_and_per_run() -> None:
     assert (events[-1].metadata["run_id"], events[-1].metadata["total_run_time"]) == ("job2", 0)
 
 
-class Keeping(EventHandler):
+class RecordingHandler(EventHandler):
     def __init__(self) -> None:
-        self.got: list[Any] = []
+        self.received: list[Any] = []
 
     def record(self, event: Any) -> None:
-        self.got.append(event)
+        self.received.append(event)
 
 
 def test_configured_handler_receives_rendezvous_events() -> None:
-    handler = Keeping()
+    handler = RecordingHandler()
     assert not events_wanted("dynamic_rendezvous")
     configure(handler, "dynamic_rendezvous")
     assert events_wanted("dynamic_rendezvous")
@@ -121,8 +121,8 @@ def test_configured_handler_receives_rendezvous_events() -> None:
     for one in (BEGAN, MET, NOT_MET, STARTED, ended("succeeded"), ended("failed")):
         recorder(one)
     recorder.close()
-    assert [one.node_state for one in handler.got] == [
+    assert [one.node_state for one in handler.received] == [
         NodeState.INIT, NodeState.RUNNING, NodeState.FAILED, NodeState.SUCCEEDED, NodeState.FAILED,
     ]  # fmt: skip
-    assert {one.run_id for one in handler.got} == {"job"}
-    assert (handler.got[1].rank, handler.got[2].error_trace) == (1, "Traceback ...")
+    assert {one.run_id for one in handler.received} == {"job"}
+    assert (handler.received[1].rank, handler.received[2].error_trace) == (1, "Traceback ...")

@@ -32,16 +32,16 @@ class Kept(MetricHandler):
         return [one.name for one in self.metrics]
 
 
-class Blocking(Kept):
+class BlockingHandler(Kept):
     def __init__(self) -> None:
         super().__init__()
         self.entered = threading.Event()
-        self.go_on = threading.Event()
+        self.released = threading.Event()
 
     def emit(self, metric_data: MetricData) -> None:
         super().emit(metric_data)
         self.entered.set()
-        assert self.go_on.wait(PATIENCE_S)
+        assert self.released.wait(PATIENCE_S)
 
 
 def test_metric_reaches_the_handler_of_its_group_immediately() -> None:
@@ -63,7 +63,7 @@ def test_metric_reaches_the_handler_of_its_group_immediately() -> None:
 
 
 def test_blocking_handler_is_dropped_until_it_is_configured_again() -> None:
-    handler = Blocking()
+    handler = BlockingHandler()
     configure(handler)
     queues = MetricQueues(call_s_max=0.0)
     queues.put("stuck", 1)
@@ -71,7 +71,7 @@ def test_blocking_handler_is_dropped_until_it_is_configured_again() -> None:
     queues.put("late", 1)
     put_metric("of the program", 1)
     queues.close(PATIENCE_S)
-    handler.go_on.set()
+    handler.released.set()
     configure(handler)
     put_metric("again", 1)
     assert handler.names() == ["stuck", "again"]
@@ -82,7 +82,7 @@ def test_blocking_handler_is_dropped_until_it_is_configured_again() -> None:
 
 
 def test_end_of_a_run_waits_no_longer_than_its_limit() -> None:
-    blocked = [Blocking() for _ in range(3)]
+    blocked = [BlockingHandler() for _ in range(3)]
     first, second = MetricQueues(), MetricQueues()
     for handler in blocked:
         configure(handler)
@@ -93,7 +93,7 @@ def test_end_of_a_run_waits_no_longer_than_its_limit() -> None:
     assert time.monotonic() - begin < 1.0  # For all handlers together, not for each.
     second.put("b", 2)  # It is appended to the same queue.
     for handler in blocked:
-        handler.go_on.set()
+        handler.released.set()
     second.close(PATIENCE_S)
     assert blocked[-1].names() == ["a", "b"]
 

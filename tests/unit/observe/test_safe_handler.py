@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from event_fakes import Failing, event
+from event_fakes import FailingHandler, event
 
 from holdfast.observe.lifecycle import GenerationStopped, LifecycleEvent, Observers
 from holdfast.observe.metrics import metric_handlers
@@ -43,12 +43,12 @@ class Fragile(MetricHandler):
 
 
 def as_event_handler(fragile: Fragile) -> Callable[[str], object]:
-    handler = Failing()
+    handler = FailingHandler()
     safe = SafeHandler(handler, "mine")
 
     def send(item: str) -> None:
         safe.record(event(item))
-        fragile.calls = len(handler.got)
+        fragile.calls = len(handler.received)
 
     return send
 
@@ -93,7 +93,7 @@ def test_handler_that_recovers_is_kept(
 
 
 def test_missed_events_are_reported_once(log: pytest.LogCaptureFixture) -> None:
-    handler = Failing()
+    handler = FailingHandler()
     safe = SafeHandler(handler, "mine")
     for number in range(FAULTS_MAX + 2):
         safe.record(event(f"bad {number}"))

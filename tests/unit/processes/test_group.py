@@ -124,7 +124,7 @@ def await_events(keeper: Keeper, word: bytes, times: int = 1) -> None:
 
 
 class BadPaths(LogsSpecs):
-    """Has a file for each rank; the last cannot be opened."""
+    """Names a log file for each rank; the last one cannot be opened."""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         paths = {rank: f"{self.root_log_dir}/{rank}.log" for rank in envs}

@@ -45,7 +45,7 @@ def test_full_disk_is_reported_once_and_retried(caplog: pytest.LogCaptureFixture
     assert "log lines are being lost" in warning
 
 
-class Shown:
+class CapturedSink:
     """Keeps the text that a sink writes to its stream, with undecodable bytes as surrogates."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Shown:
 
 
 def test_an_overlong_line_is_shown_in_pieces_of_the_limit() -> None:
-    out = Shown()
+    out = CapturedSink()
     lines = PrefixedLines(b"p:", out.sink, line_bytes_max=4)
     lines.feed(b"abcdefghij")
     lines.feed(b"k\n")
@@ -101,7 +101,7 @@ def test_chunking_does_not_change_the_lines(
 ) -> None:
     read, write = os.pipe()
     try:
-        sink, some = Sink(write), Shown()
+        sink, some = Sink(write), CapturedSink()
         filters = [b"b"] if with_filter else []
         lines = PrefixedLines(prefix, sink, filters=filters, filtered_to=some.sink)
         for chunk in chunks:

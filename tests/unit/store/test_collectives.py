@@ -80,10 +80,10 @@ def test_every_rank_receives_the_data_of_all(store: Any) -> None:
 def test_timeout_names_the_ranks_without_data(store: Any) -> None:
     both = Together(store, 2)
 
-    def give(rank: int) -> Any:
+    def publish(rank: int) -> Any:
         return synchronize(both, b"", rank, 5, "data", SHORT_S) if rank in (1, 3) else None
 
-    _, first, _, second, _ = all_ranks(5, give)
+    _, first, _, second, _ = all_ranks(5, publish)
     for problem in (first, second):
         assert isinstance(problem, StoreTimeoutError)
         assert "ranks 0, 2, 4 of 5" in str(problem)
@@ -105,7 +105,7 @@ def test_barrier_can_be_reused() -> None:
     store = MemoryStore()
     came: list[int] = []
 
-    def come(rank: int) -> list[int]:
+    def arrive(rank: int) -> list[int]:
         seen = []
         for _ in range(3):
             came.append(rank)
@@ -113,7 +113,7 @@ def test_barrier_can_be_reused() -> None:
             seen.append(len(came))
         return seen
 
-    for seen in all_ranks(3, come):
+    for seen in all_ranks(3, arrive):
         assert all(count >= 3 * (turn + 1) for turn, count in enumerate(seen))
     with pytest.raises(StoreTimeoutError, match="ranks 0, 2 of 3"):
         barrier(store, 3, "here", SHORT_S, 1)
@@ -122,11 +122,11 @@ def test_barrier_can_be_reused() -> None:
 def test_every_rank_learns_which_ranks_are_missing(store: Any) -> None:
     others = Together(store, 3)
 
-    def come(rank: int) -> None:
+    def arrive(rank: int) -> None:
         if rank not in (1, 3):
             barrier(others, 5, "here", SHORT_S, rank, lambda one: f"{one} (host{one})")
 
-    problems = [one for one in all_ranks(5, come) if one is not None]
+    problems = [one for one in all_ranks(5, arrive) if one is not None]
     assert len(problems) == 3
     for problem in problems:
         assert isinstance(problem, StoreTimeoutError)
@@ -191,9 +191,9 @@ def test_ranks_with_torchs_functions_meet_ours() -> None:
 
     def meet(rank: int) -> list[bytes]:
         there = torchs if rank % 2 else None
-        come = there.barrier if there else barrier
+        arrive = there.barrier if there else barrier
         exchange = there.synchronize if there else synchronize
-        come(store, 4, "here", 60, rank)
+        arrive(store, 4, "here", 60, rank)
         found: list[bytes] = exchange(store, b"%d" % rank, rank, 4, "data", 60)
         return found
 
@@ -207,13 +207,13 @@ def test_torchs_barrier_counts_our_ranks_as_arrived() -> None:
 
     store = Together(HashStore(), 2)
 
-    def come(rank: int) -> None:
+    def arrive(rank: int) -> None:
         if rank == 0:
             torchs.barrier(store, 3, "here", SHORT_S, rank, None, 0.1)
         elif rank == 1:
             barrier(store, 3, "here", SHORT_S, rank)
 
-    theirs, ours, _ = all_ranks(3, come)
+    theirs, ours, _ = all_ranks(3, arrive)
     assert "missing_ranks=[2]" in str(theirs)
     assert isinstance(ours, StoreTimeoutError)
 

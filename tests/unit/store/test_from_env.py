@@ -23,7 +23,7 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def give(monkeypatch: pytest.MonkeyPatch, **variables: str | int) -> None:
+def set_environment(monkeypatch: pytest.MonkeyPatch, **variables: str | int) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
 
@@ -36,12 +36,14 @@ def test_rank_0_serves_the_store_without_an_agent_store(monkeypatch: pytest.Monk
         peer.expect_end()
 
     with ScriptedStore(script) as server:
-        give(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=server.port, RANK=1, WORLD_SIZE=2)
+        set_environment(
+            monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=server.port, RANK=1, WORLD_SIZE=2
+        )
         from_environment(LONG).close()
 
 
 def test_rank_0_waits_for_all_workers(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    give(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=0, WORLD_SIZE=2)
+    set_environment(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=0, WORLD_SIZE=2)
     with ThreadPoolExecutor(1) as pool:
         hosting = pool.submit(from_environment, LONG)
         with TCPStore("127.0.0.1", port, 2, timeout=LONG) as other, hosting.result() as store:
@@ -53,7 +55,7 @@ def test_rank_0_waits_for_all_workers(port: int, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"])
 def test_missing_variable_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    give(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=7, RANK=0, WORLD_SIZE=1)
+    set_environment(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=7, RANK=0, WORLD_SIZE=1)
     monkeypatch.setenv(missing, "")
     with pytest.raises(UsageError, match=f"^{missing}: "):
         from_environment()
@@ -70,7 +72,7 @@ def test_missing_variable_is_named(missing: str, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_invalid_variable_is_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    give(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=7, RANK=0, WORLD_SIZE=2)
+    set_environment(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=7, RANK=0, WORLD_SIZE=2)
     monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=rf"^{name}: '{value}' "):
         from_environment()

@@ -88,8 +88,8 @@ class ElasticAgent(ABC):
 class SimpleElasticAgent(ElasticAgent):
     """An agent of one group of workers; a subclass defines what a worker is."""
 
-    _has_processes = False  # Else a subclass starts workers of another kind.
-    _restarts_set: int | None = None  # By a subclass, until `AgentLoop` counts restarts.
+    _has_processes = False  # Otherwise a subclass starts workers of another kind.
+    _restarts_set: int | None = None  # Set by a subclass, until `AgentLoop` counts restarts.
 
     def __init__(
         self,
@@ -196,8 +196,8 @@ class SimpleElasticAgent(ElasticAgent):
     ) -> None:
         """Stop all workers with this signal, and release the agent's resources."""
 
-    def _release_foreign(self) -> None:
-        """Close a foreign context that a subclass has set."""
+    def _close_user_context(self) -> None:
+        """Close a context that a subclass has set."""
 
     # The public interface.
 
@@ -623,7 +623,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             )
         return RunResult(WorkerState.HEALTHY)
 
-    def _release_foreign(self) -> None:
+    def _close_user_context(self) -> None:
         if self._foreign is not None:
             self._foreign.close()
             self._foreign = None

@@ -131,5 +131,5 @@ class HookedWorkers:
         return min_of(deadline, now + self._agent.get_worker_group().spec.monitor_interval)
 
     def close(self) -> None:
-        self._agent._release_foreign()
+        self._agent._close_user_context()
         self._processes.close()

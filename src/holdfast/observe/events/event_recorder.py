@@ -1,4 +1,4 @@
-"""Converts lifecycle events into events, with TorchElastic's names and keys.
+"""Converts lifecycle events into TorchElastic's events, with its names and keys.
 
 `EventRecorder` and `RendezvousRecorder` are observers; `JobEvents` sends the events of one job to its handlers.
 Improvements over TorchElastic: An event has the time at which it happened. Numbers are numbers, not lists. Known
@@ -33,7 +33,7 @@ PREFIX = "torchelastic.worker.status."
 
 
 class EventRecorder:
-    """An observer that converts lifecycle events into events for `record`.
+    """An observer that converts lifecycle events and passes them to `record`.
 
     A run begins with `RunStarted`; one recorder serves several runs, one after the other.
     """
@@ -61,7 +61,7 @@ class EventRecorder:
                 self._timed("ASSIGN_WORKER_RANKS", event)
             case lifecycle.GenerationStarted():
                 self._restarts = event.restart_count
-                self._place(event)
+                self._set_group_rank(event)
                 for worker in event.workers:
                     self._record(self.worker_event("START", event.wall, worker))
             case lifecycle.RunEnded():
@@ -75,7 +75,7 @@ class EventRecorder:
             case lifecycle.CustomEvent(event=Event() as custom):
                 self._record(custom)
 
-    def _place(
+    def _set_group_rank(
         self,
         event: lifecycle.RendezvousEnded | lifecycle.RanksAssigned | lifecycle.GenerationStarted,
     ) -> None:
@@ -87,7 +87,7 @@ class EventRecorder:
     ) -> None:
         """Record the duration of a step that all nodes take together."""
         self._restarts = max(self._restarts, event.restart_count)
-        self._place(event)
+        self._set_group_rank(event)
         error = event.error if isinstance(event, lifecycle.RendezvousEnded) else ""
         self._record(self.agent_event(state, event.wall, error, event.took_s * 1000.0))
 
@@ -232,7 +232,7 @@ FLUSH_S = 5.0
 
 
 class JobEvents:
-    """Sends the events of one job to its handlers: that of the log directory, and the selected one.
+    """Sends the events of one job to the log directory's handler and to the selected handler.
 
     The log directory always has all events as JSON lines. A handler that the program configured for the default
     destination receives them too. `close` this before the log directory is removed, and before

@@ -19,7 +19,7 @@ from holdfast.lazy_dataclass import keyword_field, later_field, lazy_dataclass
 from holdfast.processes import signals
 from holdfast.processes.failures import complaints, tracebacks
 from holdfast.processes.failures.error_file import read_error_file
-from holdfast.processes.failures.report_text import lay_out
+from holdfast.processes.failures.report_text import format_report
 
 if TYPE_CHECKING:
     from holdfast.processes.workers.group import WorkerExit
@@ -325,7 +325,7 @@ class ChildFailedError(Exception):
 
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
         """Return the report as text, with lines drawn by the two characters."""
-        return lay_out(self, boarder_delim, section_delim)
+        return format_report(self, boarder_delim, section_delim)
 
 
 def exit_status(error: ChildFailedError) -> int:

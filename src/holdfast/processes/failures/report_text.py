@@ -1,8 +1,8 @@
 """The failure report as text: short, complete, and with the labels that people search for.
 
-The report shows the first failure in full and each other one on a line, because they nearly always
-follow from the first. It omits the middle of a long traceback, with a note, and never shows the same
-traceback twice. Much of the text comes from workers, also of other nodes, so it is made safe to print.
+The report shows the first failure in full, and each other failure on one line, because the others nearly
+always follow from the first. It omits the middle of a long traceback, with a note, and never shows the same
+traceback twice. Much of the text comes from workers, also on other nodes, so unprintable characters are escaped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WIDTH_MAX = 60
 _SEE_ABOVE = "[the traceback above]"
 
 
-def lay_out(error: ChildFailedError, border: str = "=", section: str = "-") -> str:
+def format_report(error: ChildFailedError, border: str = "=", section: str = "-") -> str:
     """Return the report on `error`, beginning with a line break as exception texts should."""
     (rank, first), *others = error.in_order()
     title = one_line(f"{error.name} FAILED {error.restarts}".rstrip())
