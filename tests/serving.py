@@ -7,7 +7,7 @@ import socket
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from holdfast.coordinator.connect import ClientConnection, CoordinatorConnector
+from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.coordinator.server import CoordinatorServer
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.protocol import NodeInfo, Status
@@ -18,6 +18,7 @@ from holdfast.wire.messages import JobSummary, Reply
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from holdfast.coordinator.connections import ClientConnection
     from holdfast.wire.messages import Message
 
 LIMIT_S = 20.0

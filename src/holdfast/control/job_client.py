@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import msgspec
 
 from holdfast.control.history import NodeHistory
-from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
+from holdfast.coordinator.connect import CoordinatorConnector
+from holdfast.coordinator.connections import ConnectFailed
 from holdfast.core.limits import NAME_CHARS_MAX, REQUEST_WHY_CHARS_MAX
 from holdfast.core.protocol import Request
 from holdfast.core.requests import RequestRefusal
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from types import TracebackType
 
-    from holdfast.coordinator.connect import ClientConnection
+    from holdfast.coordinator.connections import ClientConnection
     from holdfast.core.requests import Action
     from holdfast.wire.messages import EventRecord, Message
 

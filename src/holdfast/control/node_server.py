@@ -26,7 +26,7 @@ import msgspec
 from holdfast import console
 from holdfast.control.history import NodeState, WorkerState
 from holdfast.control.log_streams import LogStream
-from holdfast.coordinator.connect import ConnectFailed
+from holdfast.coordinator.connections import ConnectFailed
 from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.protocol import Request
 from holdfast.core.requests import RequestRefusal
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from holdfast.control.control_point import ControlledAgent, ControlPoint
     from holdfast.control.history import History
     from holdfast.control.port_server import PortServer
-    from holdfast.coordinator.connect import ClientConnection
+    from holdfast.coordinator.connections import ClientConnection
     from holdfast.wire.messages import Message
 
     Kept = tuple[float, lifecycle.LifecycleEvent]

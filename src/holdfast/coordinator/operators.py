@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable, Mapping, Sequence
 
-    from holdfast.coordinator.server_connection import NodeKey, ServerConnection
+    from holdfast.coordinator.connections import NodeKey, ServerConnection
     from holdfast.core.coordinator_machine import CoordinatorMachine
     from holdfast.core.protocol import Ack, View
 

@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.coordinator.connect import ConnectFailed
+from holdfast.coordinator.connections import ConnectFailed
 from holdfast.core.etcd.calls import (
     KeysChanged,
     ReportUnreadable,

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.control.discovery import open_job
 from holdfast.control.job_client import Endpoint, RequestRefused
-from holdfast.coordinator import operators, server_connection
+from holdfast.coordinator import connections, operators
 from holdfast.core.protocol import Heartbeat, Request, View
 from holdfast.core.requests import Action, RequestRefusal
 from holdfast.wire import control
@@ -207,7 +207,7 @@ async def test_a_subscriber_that_does_not_read_its_events_is_dropped(
     monkeypatch.setattr(operators, "UNREAD_EVENTS_BYTES_MAX", 100_000)
     monkeypatch.setattr(operators, "GATHER_S", 0.0)
     # This limit must not apply first.
-    monkeypatch.setattr(server_connection, "UNREAD_BYTES_MAX", 1 << 30)
+    monkeypatch.setattr(connections, "UNREAD_BYTES_MAX", 1 << 30)
     async with serving(silence_s=3_600.0) as served:
         node, slow, quick = await a_job(served), await served.client(""), await served.client("")
         follow = control.pack(control.EventsQuery(follow=True))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from certificates import make_ca, make_certificate
-from holdfast.coordinator import admission, operators, server, server_connection
-from holdfast.coordinator.connect import READ_BYTES, ConnectFailed
+from holdfast.coordinator import admission, connections, operators, server
+from holdfast.coordinator.connections import READ_BYTES, ConnectFailed
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.phases import NodePhase, NodeRole
 from holdfast.core.protocol import Ack, Heartbeat, NodeInfo, Status, View
@@ -542,7 +542,7 @@ async def test_unauthenticated_clients_use_bounded_memory() -> None:
                 stranger.setblocking(False)  # noqa: FBT003 (the name says it)
                 with suppress(ConnectionResetError):
                     await asyncio.get_running_loop().sock_recv(stranger, READ_BYTES)
-            held = sum(one._reader.buffered_bytes for one in served.server._peers)
+            held = sum(one._framing.reader.buffered_bytes for one in served.server._peers)
             assert held <= 5 * HANDSHAKE_FRAME_BYTES_MAX
 
 
@@ -640,7 +640,7 @@ async def test_larger_frames_are_allowed_after_the_handshake(token: bytes | None
 
 @in_loop
 async def test_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_connection, "UNREAD_BYTES_MAX", 1000)
+    monkeypatch.setattr(connections, "UNREAD_BYTES_MAX", 1000)
     async with serving() as served:
         client = await served.client()
         (peer,) = served.server._peers
@@ -662,7 +662,7 @@ async def test_client_that_does_not_read_the_last_frames_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "SWEEP_S", 0.01)
-    monkeypatch.setattr(server_connection, "UNREAD_BYTES_MAX", 100_000_000)
+    monkeypatch.setattr(connections, "UNREAD_BYTES_MAX", 100_000_000)
     async with serving() as served:
         client = await served.client()
         client.stop_reading()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fake_node import RUN, a_job_of
-from holdfast.coordinator.connect import ConnectFailed
+from holdfast.coordinator.connections import ConnectFailed
 from holdfast.core.etcd.calls import Problem, ProblemKind, Put, Txn
 from holdfast.core.etcd.etcd_session import EtcdSession
 from holdfast.core.etcd.keys import pack
