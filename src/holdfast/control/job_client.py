@@ -54,7 +54,6 @@ from holdfast.wire.wire_limits import STATUS_FRAME_BYTES_MAX
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-    from types import TracebackType
 
     from holdfast.coordinator.connections import ClientConnection
     from holdfast.core.requests import Action
@@ -159,12 +158,7 @@ class JobClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
