@@ -12,7 +12,7 @@ from holdfast.coordinator.server import CoordinatorServer
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.protocol import NodeInfo, Status
 from holdfast.net.listening import try_bind
-from holdfast.wire import control
+from holdfast.wire import messages
 from holdfast.wire.messages import JobSummary, Reply
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ LIMIT_S = 20.0
 def jobs_in(reply: object) -> list[JobSummary]:
     """Return the jobs in the reply to a status query."""
     assert isinstance(reply, Reply)
-    return control.unpack(control.JobSummaries, reply.body).jobs
+    return messages.unpack(messages.JobSummaries, reply.body).jobs
 
 
 class Served:

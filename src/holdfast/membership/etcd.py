@@ -71,8 +71,7 @@ if TYPE_CHECKING:
     from holdfast.etcd.etcd_store import EtcdStore
     from holdfast.membership.cluster_check import ClusterCheck
     from holdfast.membership.threaded import SessionDriver
-    from holdfast.wire.control import Contacts
-    from holdfast.wire.messages import JobSummary
+    from holdfast.wire.messages import Contacts, JobSummary
 
 LEAVE_S = 2.0
 WATCHED_SHARE = 4
