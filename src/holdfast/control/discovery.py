@@ -156,6 +156,14 @@ def place_of(choice: JobChoice) -> Place:
 
 def _coordinator_of(choice: JobChoice) -> Endpoint:
     host, port = parse_rendezvous_endpoint(choice.endpoint, DEFAULT_PORT)
+    if choice.settings:
+        return _secured(choice, host, port)
+    token = choose_token(host, os.environ, read_only=True, make=False)
+    return Endpoint(host=host, port=port, run_id=choice.run_id, token=token)
+
+
+def _secured(choice: JobChoice, host: str, port: int) -> Endpoint:
+    """Return the coordinator's endpoint with the token and the TLS that `--rdzv-conf` sets."""
     run_id = choice.run_id
     conf = rdzv_conf.parse(
         rdzv_conf.RendezvousParameters(
