@@ -7,17 +7,18 @@ import socket
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from holdfast.coordinator.connect import ClientConnection, CoordinatorConnector
+from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.coordinator.server import CoordinatorServer
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.protocol import NodeInfo, Status
 from holdfast.net.listening import try_bind
-from holdfast.wire import control
+from holdfast.wire import messages
 from holdfast.wire.messages import JobSummary, Reply
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from holdfast.coordinator.connections import ClientConnection
     from holdfast.wire.messages import Message
 
 LIMIT_S = 20.0
@@ -26,7 +27,7 @@ LIMIT_S = 20.0
 def jobs_in(reply: object) -> list[JobSummary]:
     """Return the jobs in the reply to a status query."""
     assert isinstance(reply, Reply)
-    return control.unpack(control.JobSummaries, reply.body).jobs
+    return messages.unpack(messages.JobSummaries, reply.body).jobs
 
 
 class Served:

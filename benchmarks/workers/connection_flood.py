@@ -22,7 +22,8 @@ import struct
 import sys
 import time
 
-from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
+from holdfast.coordinator.connect import CoordinatorConnector
+from holdfast.coordinator.connections import ConnectFailed
 from holdfast.coordinator.server import CoordinatorServer
 from holdfast.net import listening
 from holdfast.net.addresses import Address

@@ -13,7 +13,7 @@ import sys
 import time
 
 from holdfast.control.discovery import LocalJob, open_job
-from holdfast.wire.control import Here, LogsQuery
+from holdfast.wire.messages import Here, LogsQuery
 
 
 async def follow(path: str, run_id: str, size: int) -> float:

@@ -20,7 +20,7 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast.views.top.app import Top
-from holdfast.wire import control
+from holdfast.wire import messages
 from holdfast.wire.messages import (
     JobSummary,
     NodeReport,
@@ -81,7 +81,7 @@ def message(at_s: float, nodes: int, size: int, speeds: list[float]) -> bytes:
         run_id="bench", phase="active", round=0, generation=0, present=nodes, members=nodes,
         min_nodes=nodes, max_nodes=nodes, nodes=summaries,
     )  # fmt: skip
-    return encode(Reply(id=1, body=control.pack(control.JobSummaries(jobs=[job]))))
+    return encode(Reply(id=1, body=messages.pack(messages.JobSummaries(jobs=[job]))))
 
 
 class Messages:
@@ -104,7 +104,7 @@ class Messages:
                 began, cpu_began = time.monotonic(), time.process_time()
             reply = decode(body)
             assert isinstance(reply, Reply)
-            [job] = control.unpack(control.JobSummaries, reply.body).jobs
+            [job] = messages.unpack(messages.JobSummaries, reply.body).jobs
             self._job.connected()
             self._job.add_summary(time.monotonic(), printable_summary(job))
             self._changed()

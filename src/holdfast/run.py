@@ -10,34 +10,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from holdfast.cli.run_command import (
-    config_from_args,
-    determine_local_world_size,
-    execute,
-    get_args_parser,
-    get_rdzv_endpoint,
-    get_use_env,
-    parse_args,
-    parse_min_max_nnodes,
-    run,
-    run_script_path,
-)
+from holdfast.cli import run_command as command
+from holdfast.cli.run_command import *  # noqa: F403
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "config_from_args",
-    "determine_local_world_size",
-    "get_args_parser",
-    "get_rdzv_endpoint",
-    "get_use_env",
-    "main",
-    "parse_args",
-    "parse_min_max_nnodes",
-    "run",
-    "run_script_path",
-]
+__all__ = ["main"]
+__all__ += command.__all__
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -45,7 +25,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
     A failure is also written to `TORCHELASTIC_ERROR_FILE`, for the scheduler that set it.
     """
-    execute(parse_args(args))
+    command.execute(command.parse_args(args))
 
 
 if __name__ == "__main__":

@@ -12,21 +12,32 @@ from hypothesis import strategies as st
 from wire_strategies import anything, messages, structs
 
 from holdfast.core.protocol import Request
-from holdfast.wire import control
 from holdfast.wire.frames import HEADER_BYTES, TAG_BYTES, FrameReader, Seal, encode_frame
 from holdfast.wire.handshake import ClientHandshake, ServerHandshake
 from holdfast.wire.messages import (
     Challenge,
+    Contacts,
+    Events,
+    EventsQuery,
     Goodbye,
     HandshakeMessage,
     Hello,
+    Here,
+    JobSummaries,
+    LogLines,
+    LogsQuery,
     Message,
+    More,
     NodeReport,
     Proof,
+    Stacks,
+    StatusQuery,
     Welcome,
     decode,
     decode_handshake,
     encode,
+    pack,
+    unpack,
 )
 from holdfast.wire.sniff import check_client_bytes, check_server_bytes
 from holdfast.wire.wire_errors import (
@@ -433,16 +444,16 @@ def test_sealed_stream_is_accepted_up_to_the_first_change(
 
 bodies: tuple[type[msgspec.Struct], ...] = (
     Request,
-    control.Here,
-    control.EventsQuery,
-    control.Events,
-    control.LogsQuery,
-    control.LogLines,
-    control.Stacks,
-    control.StatusQuery,
-    control.JobSummaries,
-    control.More,
-    control.Contacts,
+    Here,
+    EventsQuery,
+    Events,
+    LogsQuery,
+    LogLines,
+    Stacks,
+    StatusQuery,
+    JobSummaries,
+    More,
+    Contacts,
     NodeReport,
 )
 
@@ -452,13 +463,13 @@ def test_any_bytes_as_a_reply_body_are_decoded_or_refused(
     kind: type[msgspec.Struct], body: bytes
 ) -> None:
     try:
-        found = control.unpack(kind, body)
+        found = unpack(kind, body)
     except BadMessage:
         return
-    assert control.unpack(kind, control.pack(found)) == found
+    assert unpack(kind, pack(found)) == found
 
 
-@given(st.data(), st.sampled_from((Request, control.LogsQuery, control.StatusQuery, control.More)))
+@given(st.data(), st.sampled_from((Request, LogsQuery, StatusQuery, More)))
 def test_reply_bodies_survive_a_round_trip(data: st.DataObject, kind: Any) -> None:
     sent = data.draw(structs(kind))
-    assert control.unpack(kind, control.pack(sent)) == sent
+    assert unpack(kind, pack(sent)) == sent

@@ -24,7 +24,7 @@ from holdfast.control.job_client import open_contact
 from holdfast.control.node_server import QUERIES_MAX
 from holdfast.core.etcd.keys import NodeRecord, read_record
 from holdfast.net.agent_port import ControlCredentials
-from holdfast.wire import control
+from holdfast.wire import messages
 from holdfast.wire.messages import Query
 from real_jobs import HOLDFAST, PATIENCE_S
 from real_teams import TOGETHER, Cluster
@@ -141,7 +141,7 @@ async def request_stacks_until_closed(team: EtcdTeam) -> None:
     connection = await open_contact(found.contacts[0], team.run_id, found, None)
     try:
         for number in range(2 * QUERIES_MAX):
-            connection.send(Query(id=number, what=control.STACKS, run_id=team.run_id))
+            connection.send(Query(id=number, what=messages.STACKS, run_id=team.run_id))
         async with asyncio.timeout(PATIENCE_S):
             while not connection.problem:  # noqa: ASYNC110 (no event reports it)
                 await asyncio.sleep(POLL_S)

@@ -2,7 +2,8 @@
 
 `AgentLoop` is composed of a machine that decides (`core.supervision`), the node's workers
 (`agent.worker_processes`), its part in the job (`agent.coordinated_job` or `agent.polled_job`) and
-its side services (`agent.side_services`). One turn of the loop::
+its side services (`agent.side_services`: watchdogs, health server and control socket, which every
+wait serves). One turn of the loop::
 
     wait until a descriptor is readable or a deadline passes
     for each event of the signals, requests, job, workers and services, in this order:

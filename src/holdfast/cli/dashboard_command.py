@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from holdfast.control.job_client import JobClient
-    from holdfast.wire.control import LogLines, LogsQuery
+    from holdfast.wire.messages import LogLines, LogsQuery
 
 DEFAULT_PORT = 29480
 LOOPBACK = "127.0.0.1"

@@ -23,7 +23,7 @@ from holdfast.core.requests import Action
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.rendezvous.rdzv_conf import parse_text
 from holdfast.views import tables
-from holdfast.wire.control import LogsQuery
+from holdfast.wire.messages import LogsQuery
 
 if TYPE_CHECKING:
     import argparse

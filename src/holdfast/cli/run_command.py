@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = [
     "config_from_args",
     "determine_local_world_size",
-    "execute",
     "get_args_parser",
     "get_rdzv_endpoint",
     "get_use_env",

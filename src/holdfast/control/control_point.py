@@ -318,18 +318,27 @@ class ControlPoint:
             self._lock = threading.Lock()
         with self._lock:
             server = self._server
-            if server is None and not self._is_closed:
+            if server is None and not self._is_closed and self._begin_start():
                 self._waiting.append((use, refuse))
-                if self._starting is None:
-                    self._starting = threading.Thread(
-                        target=self._start_server, name="holdfast-control-start", daemon=True
-                    )
-                    self._starting.start()
                 return
         if server is None:
             refuse()
         else:
             use(server)
+
+    def _begin_start(self) -> bool:
+        """Start the server in a thread, unless one does so already; return False if no thread starts."""
+        if self._starting is None:
+            starting = threading.Thread(
+                target=self._start_server, name="holdfast-control-start", daemon=True
+            )
+            try:
+                starting.start()
+            except RuntimeError as problem:  # No more threads. The next client tries again.
+                console.warning(f"cannot serve a control client: {console.describe(problem)}")
+                return False
+            self._starting = starting
+        return True
 
     def _start_server(self) -> None:
         """Start the server. The imports take longer than the agent's loop should wait."""

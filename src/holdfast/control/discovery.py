@@ -53,7 +53,7 @@ from holdfast.rendezvous.etcd_handler import etcd_settings_of
 from holdfast.rendezvous.file_backend import BESIDE, STATE_NAME, FileRendezvousBackend
 from holdfast.rendezvous.ha_handler import cluster_list_of, control_access
 from holdfast.store.file_store import SharedFolder, file_name
-from holdfast.wire import control
+from holdfast.wire import messages
 from holdfast.wire.handshake import READ_ONLY_PREFIX
 from holdfast.wire.messages import printable_summary, summary_of
 
@@ -64,8 +64,7 @@ if TYPE_CHECKING:
     from holdfast.core.rounds import Job
     from holdfast.etcd.etcd_settings import EtcdSettings
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
-    from holdfast.wire.control import Contacts
-    from holdfast.wire.messages import JobSummary
+    from holdfast.wire.messages import Contacts, JobSummary
 
 R = TypeVar("R")
 
@@ -157,6 +156,14 @@ def place_of(choice: JobChoice) -> Place:
 
 def _coordinator_of(choice: JobChoice) -> Endpoint:
     host, port = parse_rendezvous_endpoint(choice.endpoint, DEFAULT_PORT)
+    if choice.settings:
+        return _secured(choice, host, port)
+    token = choose_token(host, os.environ, read_only=True, make=False)
+    return Endpoint(host=host, port=port, run_id=choice.run_id, token=token)
+
+
+def _secured(choice: JobChoice, host: str, port: int) -> Endpoint:
+    """Return the coordinator's endpoint with the token and the TLS that `--rdzv-conf` sets."""
     run_id = choice.run_id
     conf = rdzv_conf.parse(
         rdzv_conf.RendezvousParameters(
@@ -192,7 +199,7 @@ class LocalJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job that has an agent on this machine."""
 
     path: str
-    here: control.Here
+    here: messages.Here
 
 
 async def local_jobs(on_problem: Callable[[str], None] = _ignore) -> list[LocalJob]:
@@ -231,8 +238,8 @@ async def _local_job(path: str, on_problem: Callable[[str], None]) -> LocalJob |
                 f"command {PROTOCOL_VERSION}: use the version of Holdfast that started the job"
             )
             return None
-        reply = await connection.query(control.HERE, limit_s=CONNECT_S)
-        return LocalJob(path=path, here=unpacked(control.Here, reply.body))
+        reply = await connection.query(messages.HERE, limit_s=CONNECT_S)
+        return LocalJob(path=path, here=unpacked(messages.Here, reply.body))
     except ControlProblem:
         return None
     finally:
@@ -489,7 +496,7 @@ async def _open_listed(place: Directory) -> JobClient:
     return JobClient(agents, read_only=found.read_only, closed=place.close)
 
 
-async def _open_anyone(place: Directory) -> tuple[ControlConnection, control.Contacts]:
+async def _open_anyone(place: Directory) -> tuple[ControlConnection, messages.Contacts]:
     """Return a connection to the leader's agent, or to the first other agent that responds."""
     found = await read(place.contacts)
     reachable = [one for one in found.contacts if one.port]
@@ -506,7 +513,7 @@ async def _open_anyone(place: Directory) -> tuple[ControlConnection, control.Con
 
 
 async def _first_that_responds(
-    reachable: list[control.Contact], place: Directory, found: control.Contacts
+    reachable: list[messages.Contact], place: Directory, found: messages.Contacts
 ) -> ControlConnection:
     tls = tls_of(found)
     now = asyncio.get_running_loop().time

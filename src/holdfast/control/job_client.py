@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import msgspec
 
 from holdfast.control.history import NodeHistory
-from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
+from holdfast.coordinator.connect import CoordinatorConnector
+from holdfast.coordinator.connections import ConnectFailed
 from holdfast.core.limits import NAME_CHARS_MAX, REQUEST_WHY_CHARS_MAX
 from holdfast.core.protocol import Request
 from holdfast.core.requests import RequestRefusal
@@ -35,7 +36,7 @@ from holdfast.net.endpoints import format_endpoint
 from holdfast.net.listening import raise_descriptor_limit
 from holdfast.net.tls import mutual_context
 from holdfast.printable import one_line, quoted, visible
-from holdfast.wire import control
+from holdfast.wire import messages
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import READ_ONLY_ALL_PREFIX
 from holdfast.wire.messages import (
@@ -53,9 +54,8 @@ from holdfast.wire.wire_limits import STATUS_FRAME_BYTES_MAX
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-    from types import TracebackType
 
-    from holdfast.coordinator.connect import ClientConnection
+    from holdfast.coordinator.connections import ClientConnection
     from holdfast.core.requests import Action
     from holdfast.wire.messages import EventRecord, Message
 
@@ -136,7 +136,7 @@ class NodeStacks(msgspec.Struct, frozen=True, kw_only=True):
     """The stacks of a node's workers, or the problem that prevented reading them."""
 
     node: str
-    workers: list[control.WorkerStacks] = []
+    workers: list[messages.WorkerStacks] = []
     problem: str = ""
 
 
@@ -158,12 +158,7 @@ class JobClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -191,14 +186,14 @@ class JobClient:
 
     async def jobs(self) -> list[JobSummary]:
         """Return a summary of every job that this connection can see."""
-        return [printable_summary(one) for one in await self._jobs(control.StatusQuery())]
+        return [printable_summary(one) for one in await self._jobs(messages.StatusQuery())]
 
     async def status(self, *, watch: bool = False, wait_s: float = WATCH_S) -> JobSummary:
         """Return the state of the job. With `watch`, include the nodes' reports about their workers.
 
         A node that does not report yet has `wait_s` to send its first report.
         """
-        jobs = await self._jobs(control.StatusQuery(watch=watch, wait_s=wait_s if watch else 0.0))
+        jobs = await self._jobs(messages.StatusQuery(watch=watch, wait_s=wait_s if watch else 0.0))
         if not jobs:
             raise JobNotFound(f"there is no job {self.run_id!r} here")
         job = jobs[0]
@@ -212,18 +207,18 @@ class JobClient:
             job = msgspec.structs.replace(job, nodes=nodes)
         return printable_summary(job)
 
-    async def _jobs(self, query: control.StatusQuery) -> list[JobSummary]:
-        body, limit_s = control.pack(query), ANSWER_S + query.wait_s
+    async def _jobs(self, query: messages.StatusQuery) -> list[JobSummary]:
+        body, limit_s = messages.pack(query), ANSWER_S + query.wait_s
         connection = await self.agents.any_connection()
         try:
-            reply = await connection.query(control.STATUS, body=body, limit_s=limit_s)
+            reply = await connection.query(messages.STATUS, body=body, limit_s=limit_s)
         except ControlProblem:
             if not self.agents.is_lost:
                 raise
             # The agent has exited: use another one.
             connection = await self.agents.any_connection()
-            reply = await connection.query(control.STATUS, body=body, limit_s=limit_s)
-        return unpacked(control.JobSummaries, reply.body).jobs
+            reply = await connection.query(messages.STATUS, body=body, limit_s=limit_s)
+        return unpacked(messages.JobSummaries, reply.body).jobs
 
     async def request(
         self,
@@ -248,7 +243,7 @@ class JobClient:
             why=one_line(why, REQUEST_WHY_CHARS_MAX),
         )
         connection = await self.agents.any_connection()
-        reply = await connection.query(control.ACT, body=control.pack(request))
+        reply = await connection.query(messages.ACT, body=messages.pack(request))
         return one_line(reply.why)
 
     async def events(self, *, follow: bool = False, node: str = "") -> AsyncIterator[EventRecord]:
@@ -269,37 +264,37 @@ class JobClient:
             merged.close()
 
     async def logs(
-        self, node: str, wanted: control.LogsQuery, *, streams: int = 1
-    ) -> AsyncIterator[control.LogLines]:
+        self, node: str, wanted: messages.LogsQuery, *, streams: int = 1
+    ) -> AsyncIterator[messages.LogLines]:
         """Yield the output of a node's workers.
 
         `streams` is the number of nodes that the client reads at the same time; they share its buffer.
         """
-        room = max(WINDOW_BYTES_MIN, control.WINDOW_BYTES // max(1, streams))
+        room = max(WINDOW_BYTES_MIN, messages.WINDOW_BYTES // max(1, streams))
         query = msgspec.structs.replace(wanted, room=room)
         taken = 0
         connection = await self.agents.at(node)
-        async for reply in connection.stream(control.LOGS, node=node, body=control.pack(query)):
+        async for reply in connection.stream(messages.LOGS, node=node, body=messages.pack(query)):
             if not reply.body:
                 continue
-            lines = unpacked(control.LogLines, reply.body)
+            lines = unpacked(messages.LogLines, reply.body)
             yield lines
             taken += len(lines.text)
             if taken >= room // 2:
-                more = control.pack(control.More(size=taken))
+                more = messages.pack(messages.More(size=taken))
                 connection.send(
-                    Query(id=reply.id, what=control.MORE, run_id=self.run_id, body=more)
+                    Query(id=reply.id, what=messages.MORE, run_id=self.run_id, body=more)
                 )
                 taken = 0
 
     async def stacks(self, node: str) -> NodeStacks:
         """Return the stacks of a node's workers."""
-        workers: list[control.WorkerStacks] = []
+        workers: list[messages.WorkerStacks] = []
         try:
             async with asyncio.timeout(ANSWER_S):
                 connection = await self.agents.at(node)
-                async for reply in connection.stream(control.STACKS, node=node):
-                    found = unpacked(control.Stacks, reply.body).workers
+                async for reply in connection.stream(messages.STACKS, node=node):
+                    found = unpacked(messages.Stacks, reply.body).workers
                     workers += [
                         msgspec.structs.replace(one, text=visible(one.text)) for one in found
                     ]
@@ -316,7 +311,7 @@ class JobClient:
         try:
             async with asyncio.timeout(ANSWER_S):
                 connection = await self.agents.at(node)
-                replies = connection.stream(control.HISTORY, node=node)
+                replies = connection.stream(messages.HISTORY, node=node)
                 found = [unpacked(NodeHistory, reply.body) async for reply in replies]
         except TimeoutError:
             raise JobUnreachable(f"{node} did not respond within {ANSWER_S:g} s") from None
@@ -386,8 +381,8 @@ class ControlConnection:
                     async with asyncio.timeout(ALIVE_S):
                         reply = await replies.get()
                 except TimeoutError:
-                    body = control.pack(control.More(size=0))
-                    self.send(Query(id=number, what=control.MORE, run_id=self.run_id, body=body))
+                    body = messages.pack(messages.More(size=0))
+                    self.send(Query(id=number, what=messages.MORE, run_id=self.run_id, body=body))
                     continue
                 is_over = reply.last or bool(reply.refusal)
                 if _checked(reply).body:
@@ -395,7 +390,7 @@ class ControlConnection:
         finally:
             del self._replies[number]
             if not is_over and not self.problem:
-                self.send(Query(id=number, what=control.CANCEL, run_id=self.run_id))
+                self.send(Query(id=number, what=messages.CANCEL, run_id=self.run_id))
 
     def _begin(self) -> tuple[int, asyncio.Queue[Reply]]:
         if self.problem:
@@ -508,7 +503,7 @@ async def open_socket(path: str, run_id: str, node: str = "") -> ControlConnecti
 
 
 async def open_contact(
-    contact: control.Contact, run_id: str, found: control.Contacts, tls: ssl.SSLContext | None
+    contact: messages.Contact, run_id: str, found: messages.Contacts, tls: ssl.SSLContext | None
 ) -> ControlConnection:
     """Return a connection to an agent at its control port; `tls` is that of `tls_of`."""
     connector = CoordinatorConnector(
@@ -528,7 +523,7 @@ async def open_contact(
     return opened
 
 
-def tls_of(found: control.Contacts) -> ssl.SSLContext | None:
+def tls_of(found: messages.Contacts) -> ssl.SSLContext | None:
     """Return the TLS context for connections to agents; None if they are not encrypted."""
     if not found.pem:
         return None
@@ -539,7 +534,7 @@ def tls_of(found: control.Contacts) -> ssl.SSLContext | None:
         raise JobUnreachable(f"the certificates of the job are not usable: {problem}") from None
 
 
-def named(contact: control.Contact) -> str:
+def named(contact: messages.Contact) -> str:
     """Return the agent's name for a message."""
     return f"{AGENT} at {format_endpoint(quoted(contact.address), contact.port)}"
 
@@ -547,7 +542,7 @@ def named(contact: control.Contact) -> str:
 def unpacked(kind: type[T], body: bytes) -> T:
     """Return the struct in the body of a reply."""
     try:
-        return control.unpack(kind, body)
+        return messages.unpack(kind, body)
     except WireError as problem:
         raise JobUnreachable(f"the reply is not valid: {problem}") from None
 
@@ -566,9 +561,9 @@ class Agents:
         *,
         passes_on: bool,
         beside: Mapping[str, str] | None = None,
-        look: Callable[[], Awaitable[control.Contacts]] | None = None,
+        look: Callable[[], Awaitable[messages.Contacts]] | None = None,
         reopen: Callable[[], Awaitable[ControlConnection]] | None = None,
-        found: control.Contacts | None = None,
+        found: messages.Contacts | None = None,
     ) -> None:
         self.passes_on = passes_on
         self.on_unreached: Callable[[str], object] = lambda _: None
@@ -580,8 +575,8 @@ class Agents:
         self._look = look or self._query_own
         self._looked_at = -LOOK_S
         self._looking = asyncio.Lock()
-        self._found = control.Contacts()
-        self._contacts: dict[str, control.Contact] = {}
+        self._found = messages.Contacts()
+        self._contacts: dict[str, messages.Contact] = {}
         self._tls: ssl.SSLContext | None = None
         self._opened: dict[str, ControlConnection] = {}
         self._opening: dict[str, asyncio.Task[ControlConnection | ControlProblem]] = {}
@@ -668,7 +663,7 @@ class Agents:
         self._opened[node] = opened
         return opened
 
-    async def _contact_of(self, node: str) -> control.Contact:
+    async def _contact_of(self, node: str) -> messages.Contact:
         if node not in self._contacts:
             await self._look_again()
         contact = self._contacts.get(node)
@@ -686,7 +681,7 @@ class Agents:
                 self._looked_at = now
                 self._take(await self._look())
 
-    def _take(self, found: control.Contacts) -> None:
+    def _take(self, found: messages.Contacts) -> None:
         if found.pem and found.pem != self._found.pem:
             self._tls = tls_of(found)
         if len(found.contacts) > MANY_AGENTS:
@@ -694,10 +689,10 @@ class Agents:
         self._found = found
         self._contacts = {one.node: one for one in found.contacts}
 
-    async def _query_own(self) -> control.Contacts:
-        found = control.Contacts()
-        async for reply in self.own.stream(control.CONTACTS):
-            part = unpacked(control.Contacts, reply.body)
+    async def _query_own(self) -> messages.Contacts:
+        found = messages.Contacts()
+        async for reply in self.own.stream(messages.CONTACTS):
+            part = unpacked(messages.Contacts, reply.body)
             contacts = found.contacts + part.contacts
             found = msgspec.structs.replace(part, contacts=contacts, pem=part.pem or found.pem)
         return found
@@ -729,7 +724,7 @@ class Agents:
     async def _report_of(self, node: str) -> None:
         try:
             connection = await self.at(node)
-            reply = await connection.query(control.REPORT)
+            reply = await connection.query(messages.REPORT)
             report = unpacked(NodeReport, reply.body)
         except ControlProblem as problem:
             again_at = asyncio.get_running_loop().time() + AGAIN_S
@@ -750,11 +745,11 @@ def _about(node: str, problem: ControlProblem) -> str:
 
 async def events_at(
     connection: ControlConnection, *, follow: bool, node: str = ""
-) -> AsyncIterator[control.Events]:
+) -> AsyncIterator[messages.Events]:
     """Yield the recent events that a peer knows; with `follow`, also each new one."""
-    body = control.pack(control.EventsQuery(follow=follow))
-    async for reply in connection.stream(control.EVENTS, node=node, body=body):
-        yield unpacked(control.Events, reply.body)
+    body = messages.pack(messages.EventsQuery(follow=follow))
+    async for reply in connection.stream(messages.EVENTS, node=node, body=body):
+        yield unpacked(messages.Events, reply.body)
 
 
 class MergedEvents:
@@ -868,7 +863,7 @@ class MergedEvents:
             del self._listening[node]
             self._changed.set()
 
-    def _note(self, node: str, found: control.Events) -> list[EventRecord]:
+    def _note(self, node: str, found: messages.Events) -> list[EventRecord]:
         """Note some events of a node; return the new ones."""
         if found.now:
             skew = time.time() - found.now

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from holdfast.control.job_client import JobClient
-    from holdfast.wire.control import LogLines, LogsQuery
-    from holdfast.wire.messages import JobSummary, NodeSummary
+    from holdfast.wire.messages import JobSummary, LogLines, LogsQuery, NodeSummary
 
 BEGIN_EVERY_S = 0.5
 """How often the client checks for nodes that it does not follow yet, at most."""

@@ -13,13 +13,13 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast.processes.logs.follower import Inotify
-from holdfast.wire.control import CHUNK_BYTES, LogLines
+from holdfast.wire.messages import CHUNK_BYTES, LogLines
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from holdfast.wire.control import LogsQuery
+    from holdfast.wire.messages import LogsQuery
 
 TURN_BYTES = 1024 * 1024
 """The bytes that a stream reads in one turn, before other streams get theirs."""

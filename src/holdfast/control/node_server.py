@@ -26,7 +26,7 @@ import msgspec
 from holdfast import console
 from holdfast.control.history import NodeState, WorkerState
 from holdfast.control.log_streams import LogStream
-from holdfast.coordinator.connect import ConnectFailed
+from holdfast.coordinator.connections import ConnectFailed
 from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.protocol import Request
 from holdfast.core.requests import RequestRefusal
@@ -35,7 +35,7 @@ from holdfast.observe import lifecycle
 from holdfast.printable import one_line, quoted
 from holdfast.processes.procfs import usage_of
 from holdfast.processes.stacks import dump_stacks
-from holdfast.wire import control
+from holdfast.wire import messages
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.messages import (
     Attach,
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from holdfast.control.control_point import ControlledAgent, ControlPoint
     from holdfast.control.history import History
     from holdfast.control.port_server import PortServer
-    from holdfast.coordinator.connect import ClientConnection
+    from holdfast.coordinator.connections import ClientConnection
     from holdfast.wire.messages import Message
 
     Kept = tuple[float, lifecycle.LifecycleEvent]
@@ -397,7 +397,7 @@ class NodeServer:
             report = await self._own_report(workers=every_s > 0)
         except NoResponse:
             report = self._stuck_report()
-        size = control.EVENTS_AT_ONCE
+        size = messages.EVENTS_AT_ONCE
         events, self._unreported = self._unreported[:size], self._unreported[size:]
         view = self._membership.view if self._membership is not None else None
         if self._membership is not None and view is not None and (every_s or events):
@@ -434,7 +434,7 @@ class NodeServer:
                 self._report_soon(0.05)
         for client in [*self.clients]:
             for number in client.following:
-                body = control.pack(control.Events(events=[record], now=time.time()))
+                body = messages.pack(messages.Events(events=[record], now=time.time()))
                 client.send(Reply(id=number, body=body, last=False))
         if isinstance(kept[1], lifecycle.GenerationStarted):
             for client in self.clients:
@@ -469,37 +469,37 @@ class NodeServer:
             client, CoordinatorClient
         )
         what = query.what
-        if client.read_only and what not in control.READS:
+        if client.read_only and what not in messages.READS:
             self._refuse(client, query, RequestRefusal.READ_ONLY, "this control port is read-only")
-        elif what in (control.MORE, control.CANCEL) and (
+        elif what in (messages.MORE, messages.CANCEL) and (
             query.id in client.streams or query.id in client.following
         ):
             self._follow_up(client, query)
-        elif what == control.HERE and isinstance(client, SocketClient):
+        elif what == messages.HERE and isinstance(client, SocketClient):
             self._reply(self._here(client, query), client, query)
-        elif what == control.CONTACTS and isinstance(client, SocketClient):
+        elif what == messages.CONTACTS and isinstance(client, SocketClient):
             self._reply(self._contacts(client, query), client, query)
-        elif what == control.STATUS and not self._has_coordinator:
+        elif what == messages.STATUS and not self._has_coordinator:
             self._reply(self._status(client, query), client, query)
-        elif what == control.REPORT and is_for_here:
+        elif what == messages.REPORT and is_for_here:
             self._reply(self._send_report(client, query), client, query)
-        elif what == control.LOGS and is_for_here:
+        elif what == messages.LOGS and is_for_here:
             self._reply(self._logs(client, query), client, query)
-        elif what == control.STACKS and is_for_here:
+        elif what == messages.STACKS and is_for_here:
             self._reply(self._stacks(client, query), client, query)
-        elif what == control.HISTORY and is_for_here:
+        elif what == messages.HISTORY and is_for_here:
             self._reply(self._history(client, query), client, query)
         elif (
-            what == control.EVENTS
+            what == messages.EVENTS
             and (isinstance(client, CoordinatorClient) or query.node or not self._has_coordinator)
             and is_for_here
         ):
             self._events(client, query)
         elif isinstance(client, SocketClient) and self._has_coordinator:
             client.pass_up(query)
-        elif what in (control.MORE, control.CANCEL):
+        elif what in (messages.MORE, messages.CANCEL):
             pass  # The query has ended already.
-        elif what == control.ACT and not isinstance(client, CoordinatorClient):
+        elif what == messages.ACT and not isinstance(client, CoordinatorClient):
             self._reply(self._act(client, query), client, query)
         elif not is_for_here:
             why = f"this is the agent of {self._node}; the job has no coordinator to reach {query.node}"
@@ -526,13 +526,13 @@ class NodeServer:
         client.send(Reply(id=query.id, refusal=refusal.value, why=one_line(why, WHY_CHARS_MAX)))
 
     def _follow_up(self, client: Client, query: Query) -> None:
-        if query.what == control.CANCEL:
+        if query.what == messages.CANCEL:
             client.following.discard(query.id)
             stream = client.streams.pop(query.id, None)
             if stream is not None:
                 stream.close()
             return
-        size = control.unpack(control.More, query.body).size
+        size = messages.unpack(messages.More, query.body).size
         if not size:
             client.send(Reply(id=query.id, last=False))  # The stream is still open.
         elif query.id in client.streams:
@@ -544,7 +544,7 @@ class NodeServer:
         except NoResponse:
             report = self._stuck_report()
         spec = self._agent.group.spec
-        here = control.Here(
+        here = messages.Here(
             run_id=self._run_id,
             node=self._node if self._is_alone else node_name(self._agent),
             pid=os.getpid(),
@@ -557,23 +557,23 @@ class NodeServer:
             elapsed_s=report.elapsed_s,
             coordinated=self._has_coordinator or self._is_alone,
         )
-        client.send(Reply(id=query.id, body=control.pack(here)))
+        client.send(Reply(id=query.id, body=messages.pack(here)))
 
     async def _contacts(self, client: Client, query: Query) -> None:
         """Reply how to reach the other agents of a job that has no coordinator."""
-        found = control.Contacts()
+        found = messages.Contacts()
         if self._membership is not None:
             found = await _stored(self._membership.control.contacts)
-        size = control.CONTACTS_AT_ONCE
+        size = messages.CONTACTS_AT_ONCE
         for at in range(0, max(1, len(found.contacts)), size):
             part = msgspec.structs.replace(
                 found, contacts=found.contacts[at : at + size], pem=[] if at else found.pem
             )
             last = at + size >= len(found.contacts)
-            client.send(Reply(id=query.id, body=control.pack(part), last=last))
+            client.send(Reply(id=query.id, body=messages.pack(part), last=last))
 
     async def _send_report(self, client: Client, query: Query) -> None:
-        client.send(Reply(id=query.id, body=control.pack(await self._own_report())))
+        client.send(Reply(id=query.id, body=messages.pack(await self._own_report())))
 
     async def _status(self, client: Client, query: Query) -> None:
         """Reply with the state of a job that has no coordinator."""
@@ -586,11 +586,11 @@ class NodeServer:
                 raise NoResponse("this agent does not know the state of the job yet")
             summary = with_report(found, report)
         is_wanted = query.run_id in ("", summary.run_id)
-        body = control.pack(control.JobSummaries(jobs=[summary] if is_wanted else []))
+        body = messages.pack(messages.JobSummaries(jobs=[summary] if is_wanted else []))
         client.send(Reply(id=query.id, body=body))
 
     async def _act(self, client: Client, query: Query) -> None:
-        request = control.unpack(Request, query.body)
+        request = messages.unpack(Request, query.body)
         try:
             async with asyncio.timeout(ACT_S):
                 answer = await asyncio.wrap_future(self._point.request(request))
@@ -599,16 +599,16 @@ class NodeServer:
         client.send(Reply(id=query.id, refusal=answer.refusal, why=answer.why))
 
     def _events(self, client: Client, query: Query) -> None:
-        follow = control.unpack(control.EventsQuery, query.body).follow
+        follow = messages.unpack(messages.EventsQuery, query.body).follow
         if follow and len(client.following) >= STREAMS_MAX:
             why = f"{STREAMS_MAX} streams are open already"
             self._refuse(client, query, RequestRefusal.TOO_MANY, why)
             return
         records = [record_of(self._node, one) for one in self._point.kept]
         records.sort(key=lambda one: one.wall)
-        size = control.EVENTS_AT_ONCE
+        size = messages.EVENTS_AT_ONCE
         for at in range(0, len(records), size):
-            body = control.pack(control.Events(events=records[at : at + size], now=time.time()))
+            body = messages.pack(messages.Events(events=records[at : at + size], now=time.time()))
             client.send(Reply(id=query.id, body=body, last=False))
         if follow:
             client.following.add(query.id)
@@ -616,7 +616,7 @@ class NodeServer:
             client.send(Reply(id=query.id))
 
     async def _logs(self, client: Client, query: Query) -> None:
-        wanted = control.unpack(control.LogsQuery, query.body)
+        wanted = messages.unpack(messages.LogsQuery, query.body)
         streams = sum(len(one.streams) for one in self.clients)
         if streams >= STREAMS_MAX or query.id in client.streams:
             why = f"{streams} streams are open already"
@@ -625,8 +625,8 @@ class NodeServer:
         stream = LogStream(wanted, self._loop)
         client.streams[query.id] = stream
 
-        def send(lines: control.LogLines) -> None:
-            client.send(Reply(id=query.id, body=control.pack(lines), last=False))
+        def send(lines: messages.LogLines) -> None:
+            client.send(Reply(id=query.id, body=messages.pack(lines), last=False))
 
         def end(why: str) -> None:
             client.streams.pop(query.id, None)
@@ -659,26 +659,26 @@ class NodeServer:
 
     async def _history(self, client: Client, query: Query) -> None:
         bodies = await self._in_agent(
-            lambda: [control.pack(one) for one in self._point.history.parts(time.monotonic())]
+            lambda: [messages.pack(one) for one in self._point.history.parts(time.monotonic())]
         )
         for at, body in enumerate(bodies, 1):
             client.send(Reply(id=query.id, body=body, last=at == len(bodies)))
 
     async def _stacks(self, client: Client, query: Query) -> None:
         workers = await self._in_agent(lambda: live_workers(self._agent))
-        stacks: list[control.WorkerStacks] = []
+        stacks: list[messages.WorkerStacks] = []
         at_once = asyncio.Semaphore(STACKS_AT_ONCE)
 
         async def dump(rank: int, pid: int) -> None:
             async with at_once:
                 text = await asyncio.to_thread(dump_stacks, pid)
                 text = text[:STACKS_CHARS_MAX]
-                stacks.append(control.WorkerStacks(rank=rank, pid=pid, text=text))
+                stacks.append(messages.WorkerStacks(rank=rank, pid=pid, text=text))
 
         await asyncio.gather(*(dump(rank, pid) for rank, pid in workers[:WORKERS_REPORTED_MAX]))
         stacks.sort(key=lambda one: one.rank)
         for at in range(0, max(1, len(stacks)), STACKS_IN_REPLY):
-            body = control.pack(control.Stacks(workers=stacks[at : at + STACKS_IN_REPLY]))
+            body = messages.pack(messages.Stacks(workers=stacks[at : at + STACKS_IN_REPLY]))
             last = at + STACKS_IN_REPLY >= len(stacks)
             client.send(Reply(id=query.id, body=body, last=last))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.control.node_server import CONNECTIONS_MAX, Client
 from holdfast.coordinator.admission import HANDSHAKE_S, Acceptor
-from holdfast.coordinator.server_connection import READ_BYTES, ServerConnection
+from holdfast.coordinator.connections import READ_BYTES, ServerConnection
 from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.net.peer_user import is_own_user
 from holdfast.net.tls import mutual_context

@@ -23,7 +23,7 @@ from holdfast.net.peer_user import user_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.coordinator.server_connection import ServerConnection
+    from holdfast.coordinator.connections import ServerConnection
 
 HALF_OPEN_MAX = 1024
 HALF_OPEN_MIN_S = 1.0

@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from holdfast.coordinator.connect import ConnectFailed
+from holdfast.coordinator.connections import ConnectFailed
 from holdfast.net.endpoints import format_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from holdfast.coordinator.connect import ClientConnection, CoordinatorConnector
+    from holdfast.coordinator.connect import CoordinatorConnector
+    from holdfast.coordinator.connections import ClientConnection
 
 STAGGER_S = 0.05  # A later place is not dialled if an earlier one responds at once.
 PROBE_S = 5.0

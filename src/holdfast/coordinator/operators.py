@@ -5,7 +5,7 @@
     operator ── Query ──► coordinator ── Query ──► node        over a separate connection that the
     operator ◄── Reply ── coordinator ◄── Reply ── node        node opens for the first query
 
-Nothing here delays a job. A log stream sends only as much as its reader has granted (`wire.control.MORE`), so
+Nothing here delays a job. A log stream sends only as much as its reader has granted (`wire.messages.MORE`), so
 nothing accumulates here. A subscriber that does not read its events is dropped. Nodes report only while a client
 watches, and no more often than the coordinator can process.
 """
@@ -22,7 +22,7 @@ from holdfast.core.phases import JobOutcome
 from holdfast.core.protocol import Request
 from holdfast.core.requests import RequestRefusal
 from holdfast.printable import one_line, quoted
-from holdfast.wire import control
+from holdfast.wire import messages
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.messages import (
     Attach,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable, Mapping, Sequence
 
-    from holdfast.coordinator.server_connection import NodeKey, ServerConnection
+    from holdfast.coordinator.connections import NodeKey, ServerConnection
     from holdfast.core.coordinator_machine import CoordinatorMachine
     from holdfast.core.protocol import Ack, View
 
@@ -145,12 +145,12 @@ class Operators:
             raise BadMessage(
                 f"a query about {quoted(repr(run_id))} on the connection of another job"
             )
-        if query.what in (control.MORE, control.CANCEL):
+        if query.what in (messages.MORE, messages.CANCEL):
             self._follow_up(peer, query)
             return
-        if query.what == control.STATUS and not query.node:
+        if query.what == messages.STATUS and not query.node:
             self._status(peer, query, run_id)
-        elif peer.read_only and query.what not in control.READS:
+        elif peer.read_only and query.what not in messages.READS:
             why = "the token is read-only"
             self._refuse(peer, query.id, RequestRefusal.READ_ONLY, why)
         elif not self._host.may_query(peer):
@@ -161,9 +161,9 @@ class Operators:
             self._refuse(peer, query.id, RequestRefusal.NO_SUCH_JOB, why)
         elif query.node:
             self._relay(peer, query, (run_id, query.node))
-        elif query.what == control.ACT:
+        elif query.what == messages.ACT:
             self._act(peer, query, run_id)
-        elif query.what == control.EVENTS:
+        elif query.what == messages.EVENTS:
             self._subscribe(peer, query, run_id)
         else:
             why = f"this version of Holdfast does not know {query.what!r}"
@@ -228,7 +228,7 @@ class Operators:
     def _status(self, peer: ServerConnection, query: Query, run_id: str) -> None:
         if peer.owes_reply:  # A short query can cause a long reply.
             raise BadMessage("it sent another query before it read the reply")
-        wanted = control.unpack(control.StatusQuery, query.body)
+        wanted = messages.unpack(messages.StatusQuery, query.body)
         if wanted.watch and run_id and self._host.may_query(peer):
             self.watch(run_id)
             missing = self._unreported(run_id) if wanted.wait_s else set()
@@ -324,7 +324,7 @@ class Operators:
     # Requests.
 
     def _act(self, peer: ServerConnection, query: Query, run_id: str) -> None:
-        request = control.unpack(Request, query.body)
+        request = messages.unpack(Request, query.body)
         machine = self._host.machine
         self._host.send(machine.handle(self._loop.time(), RequestReceived(run_id, request)))
         self.changed([run_id])
@@ -374,7 +374,7 @@ class Operators:
                 self._gathering = self._loop.call_later(GATHER_S, self.publish)
 
     def _subscribe(self, peer: ServerConnection, query: Query, run_id: str) -> None:
-        follow = control.unpack(control.EventsQuery, query.body).follow
+        follow = messages.unpack(messages.EventsQuery, query.body).follow
         own = sum(one is peer for one, _ in self._subscribers) if follow else 0
         if follow and (
             len(self._subscribers) >= SUBSCRIPTIONS_MAX or own >= SUBSCRIPTIONS_EACH_MAX
@@ -476,7 +476,7 @@ class Operators:
 
     def _follow_up(self, peer: ServerConnection, query: Query) -> None:
         """Relay a message about a pending query."""
-        if query.what == control.CANCEL:
+        if query.what == messages.CANCEL:
             self._subscribers.pop((peer, query.id), None)
             if (peer, query.id) in self._by_operator:
                 self._cancel(peer, query.id)
@@ -491,7 +491,7 @@ class Operators:
         relay = self._relays.pop(number)
         attached = self._attached.get(relay.place)
         if attached is not None:
-            self._send_query(attached, number, Query(id=query_id, what=control.CANCEL))
+            self._send_query(attached, number, Query(id=query_id, what=messages.CANCEL))
 
     def _send_query(self, node: ServerConnection, number: int, query: Query) -> None:
         relayed = Query(id=number, what=query.what, body=query.body)
@@ -522,8 +522,8 @@ def status_frame(
     The state is brief if `brief` is set, or if the frame would be too large.
     """
     chosen = [rounds for one, rounds in machine.jobs.items() if run_id in ("", one)]
-    jobs = control.JobSummaries(jobs=[summary_of(one, reports, brief=brief) for one in chosen])
-    reply = Reply(id=query_id, body=control.pack(jobs))
+    jobs = messages.JobSummaries(jobs=[summary_of(one, reports, brief=brief) for one in chosen])
+    reply = Reply(id=query_id, body=messages.pack(jobs))
     try:
         return encode_frame(reply, STATUS_FRAME_BYTES_MAX)
     except FrameTooLarge:
@@ -535,8 +535,8 @@ def status_frame(
 def _portions(events: list[EventRecord]) -> list[bytes]:
     """Return events as the bodies of replies, ordered by their nodes' time of day."""
     events = sorted(events, key=lambda one: one.wall)
-    size = control.EVENTS_AT_ONCE
+    size = messages.EVENTS_AT_ONCE
     return [
-        control.pack(control.Events(events=events[at : at + size]))
+        messages.pack(messages.Events(events=events[at : at + size]))
         for at in range(0, len(events), size)
     ]

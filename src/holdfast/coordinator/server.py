@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.coordinator.admission import HALF_OPEN_MAX, HANDSHAKE_S, Acceptor
-from holdfast.coordinator.job_stores import JobStores
-from holdfast.coordinator.operators import Operators
-from holdfast.coordinator.server_connection import (
+from holdfast.coordinator.connections import (
     READ_BYTES,
     NodeKey,
     ServerConnection,
     UnreadReplies,
 )
+from holdfast.coordinator.job_stores import JobStores
+from holdfast.coordinator.operators import Operators
 from holdfast.coordinator.state_file import WriteAhead
 from holdfast.core.coordinator_machine import ConnectionClosed, CoordinatorMachine, StatusReceived
 from holdfast.core.limits import WHY_CHARS_MAX

@@ -13,10 +13,12 @@ from holdfast.core.etcd.keys import (
     JobRecord,
     NodeRecord,
     get_prefix,
+    other_version,
     read_leader,
     unpack,
 )
 from holdfast.core.rounds import Rounds
+from holdfast.errors import HoldfastError
 from holdfast.wire.messages import summary_of
 
 if TYPE_CHECKING:
@@ -58,12 +60,17 @@ def read_ports(
 ) -> list[tuple[str, str, ControlPort | None]]:
     """Return node, address and control port of each agent of a job, the leader's first.
 
-    Raises `EtcdError`.
+    Raises `EtcdError`, and `HoldfastError` if the job is of another version.
     """
     keys = JobKeys(prefix, run_id)
     leader, nodes = client.txn(Txn((), (Get(keys.leader), get_prefix(keys.nodes)))).results
     who = read_leader(leader[0].value)[0] if leader else ""
     found = [record for one in nodes if (record := unpack(NodeRecord, one.value)) is not None]
+    if not found:
+        for one in (*leader, *nodes):
+            other = other_version(one.value)
+            if other:
+                raise HoldfastError(f"cannot read the job {run_id!r}: {other}")
     found.sort(key=lambda record: record.status.info.node != who)
     return [(one.status.info.node, one.status.info.address, one.control) for one in found]
 

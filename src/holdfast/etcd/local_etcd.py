@@ -38,7 +38,6 @@ from holdfast.etcd.sync_client import EtcdClient
 
 if TYPE_CHECKING:
     import socket
-    from types import TracebackType
     from typing import Self, TextIO
 
 
@@ -117,12 +116,7 @@ class EtcdServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _start(self, deadline: float, timeout: float, stderr: int | TextIO | None) -> None:

@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from holdfast.core.job_settings import JobSettings
     from holdfast.core.protocol import ControlPort, NodeInfo, Request, View
     from holdfast.core.rounds import Job
-    from holdfast.wire.control import Contacts
-    from holdfast.wire.messages import JobSummary
+    from holdfast.wire.messages import Contacts, JobSummary
 
 END_S = 0.5
 """How long `join` waits for the thread that calls the backend, which may hang."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from holdfast.coordinator.connect import ConnectFailed
+from holdfast.coordinator.connections import ConnectFailed
 from holdfast.core.etcd.calls import Get, Problem, ProblemKind, Txn, TxnDone
 from holdfast.etcd.cluster_list import RECORD, read_record
 

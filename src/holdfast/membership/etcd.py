@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.coordinator.connect import ConnectFailed
+from holdfast.coordinator.connections import ConnectFailed
 from holdfast.core.etcd.calls import (
     KeysChanged,
     ReportUnreadable,
@@ -71,8 +71,7 @@ if TYPE_CHECKING:
     from holdfast.etcd.etcd_store import EtcdStore
     from holdfast.membership.cluster_check import ClusterCheck
     from holdfast.membership.threaded import SessionDriver
-    from holdfast.wire.control import Contacts
-    from holdfast.wire.messages import JobSummary
+    from holdfast.wire.messages import Contacts, JobSummary
 
 LEAVE_S = 2.0
 WATCHED_SHARE = 4

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from holdfast.core.supervision import CoordinatorLost, ViewReceived
-from holdfast.wire.control import Contacts
+from holdfast.wire.messages import Contacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

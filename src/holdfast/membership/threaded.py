@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 
 from holdfast import console
-from holdfast.coordinator.connect import ConnectFailed
+from holdfast.coordinator.connections import ConnectFailed
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.limits import NAME_CHARS_MAX, REPORT_BYTES_MAX, SUMMARY_CHARS_MAX
 from holdfast.core.machine import TICK

@@ -25,8 +25,8 @@ from holdfast.net import addresses, listening
 from holdfast.net.half_open import HalfOpen
 from holdfast.net.presence import PRESENCE_REQUEST, keep_alive
 from holdfast.net.token import choose_token
-from holdfast.wire.control import Contact, Contacts
 from holdfast.wire.handshake import READ_ONLY_ALL_PREFIX, READ_ONLY_PREFIX, control_key
+from holdfast.wire.messages import Contact, Contacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -14,7 +14,7 @@ from holdfast import console
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
-    from types import FrameType, TracebackType
+    from types import FrameType
     from typing import Self
 
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
@@ -135,12 +135,7 @@ class SignalWatch:
         SignalWatch.was_entered = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._previous_wakeup is not None:
             SignalWatch.entered -= 1
             signal.set_wakeup_fd(self._previous_wakeup)

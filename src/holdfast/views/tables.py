@@ -11,8 +11,7 @@ from holdfast.control.history import goodput_of, state_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.wire.control import Here, LogLines
-    from holdfast.wire.messages import EventRecord, JobSummary, NodeSummary
+    from holdfast.wire.messages import EventRecord, Here, JobSummary, LogLines, NodeSummary
 
 HISTORY_SHOWN = 5
 UNREACHED_SHOWN = 10

@@ -12,7 +12,7 @@ from holdfast.cli.completion_command import SHELLS, flags_of_commands, script_fo
 from holdfast.control.stack_groups import grouped, place_of
 from holdfast.errors import UsageError
 from holdfast.views import tables
-from holdfast.wire.control import LogLines
+from holdfast.wire.messages import LogLines
 
 
 @pytest.mark.parametrize(

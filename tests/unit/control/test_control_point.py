@@ -140,6 +140,23 @@ def test_one_server_is_started_even_if_two_threads_need_it_first(
     point.close()
 
 
+def test_client_is_refused_while_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(node_server, "NodeServer", Mock())
+    point = ControlPoint(agent_of(1), began)
+    used, refused = queue.Queue[object](), Mock()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        point._serve(used.put, refused)
+    assert refused.call_count == 1
+    point._serve(used.put, refused)
+    assert used.get(timeout=10)
+    assert refused.call_count == 1
+    point.close()
+
+
 def test_agent_whose_loop_does_not_respond_is_reported_as_stuck() -> None:
     agent = agent_of(2)
     agent.membership = membership = Membership()

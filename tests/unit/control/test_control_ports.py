@@ -25,7 +25,7 @@ from holdfast.core.protocol import ControlPort
 from holdfast.core.requests import RequestRefusal
 from holdfast.net.agent_port import ON, READ_ONLY, AgentPort, ControlCredentials
 from holdfast.net.token_certificates import make_certificate
-from holdfast.wire import control
+from holdfast.wire import messages
 from holdfast.wire.frames import FrameReader
 from holdfast.wire.handshake import ClientHandshake, control_key, read_only_token
 from holdfast.wire.messages import (
@@ -69,28 +69,28 @@ class Node:
         if isinstance(message, Goodbye):
             return
         assert isinstance(message, Query)
-        if message.what == control.STATUS and self.is_blind:
+        if message.what == messages.STATUS and self.is_blind:
             asker.send(Reply(id=message.id, refusal=RequestRefusal.NO_ANSWER.value, why="no etcd"))
             return
-        if message.what == control.STATUS:
-            body = control.pack(control.JobSummaries(jobs=[JobSummary(run_id=RUN_ID)]))
+        if message.what == messages.STATUS:
+            body = messages.pack(messages.JobSummaries(jobs=[JobSummary(run_id=RUN_ID)]))
             asker.send(Reply(id=message.id, body=body))
             return
-        if message.what == control.EVENTS:
+        if message.what == messages.EVENTS:
             now = time.time() + self.ahead_s
-            body = control.pack(control.Events(events=self.happened, now=now))
+            body = messages.pack(messages.Events(events=self.happened, now=now))
             asker.send(Reply(id=message.id, body=body, last=False))
-            if control.unpack(control.EventsQuery, message.body).follow:
+            if messages.unpack(messages.EventsQuery, message.body).follow:
                 return
             asker.send(Reply(id=message.id))
             return
-        if message.what == control.LOGS:
-            body = control.pack(control.LogLines(rank=7, text=b"a line\n"))
+        if message.what == messages.LOGS:
+            body = messages.pack(messages.LogLines(rank=7, text=b"a line\n"))
             asker.send(Reply(id=message.id, body=body))
             return
         how = "reads" if asker.read_only else "may act"
-        here = control.Here(run_id=RUN_ID, state=how)
-        asker.send(Reply(id=message.id, body=control.pack(here)))
+        here = messages.Here(run_id=RUN_ID, state=how)
+        asker.send(Reply(id=message.id, body=messages.pack(here)))
 
 
 class Listed(Directory):
@@ -102,7 +102,7 @@ class Listed(Directory):
         super().__init__(RUN_ID)
         self.ports = [(name, "127.0.0.1", port) for name, port in ports]
 
-    def contacts(self) -> control.Contacts:
+    def contacts(self) -> messages.Contacts:
         return access_of(None).contacts(self.ports)
 
     def summary(self, run_id: str) -> None:
@@ -128,7 +128,7 @@ class Port:
     async def asked_by(self, access: ControlCredentials) -> str:
         connection = await self.asker(access)
         try:
-            return unpacked(control.Here, (await connection.query(control.HERE)).body).state
+            return unpacked(messages.Here, (await connection.query(messages.HERE)).body).state
         finally:
             connection.close()
 
@@ -268,14 +268,14 @@ async def test_if_an_agent_exits_the_client_uses_another() -> None:
 
 @in_loop
 async def test_while_etcd_is_unreachable_an_agent_shows_its_own_logs() -> None:
-    shown: list[control.LogLines] = []
+    shown: list[messages.LogLines] = []
     async with served(access_of(None)) as a:
         a.node.is_blind = True
         async with await open_job(Listed(("a", a.own.control))) as client:
             for node in ("", "a"):
-                await follow_logs(client, control.LogsQuery(), node, shown.append, print)
+                await follow_logs(client, messages.LogsQuery(), node, shown.append, print)
             with pytest.raises(ControlProblem, match="no etcd"):
-                await follow_logs(client, control.LogsQuery(), "b", shown.append, print)
+                await follow_logs(client, messages.LogsQuery(), "b", shown.append, print)
     assert [one.text for one in shown] == [b"a line\n"] * 2
 
 
@@ -289,7 +289,7 @@ async def test_following_logs_ends_when_the_output_closes() -> None:
         async with await open_job(Listed(("a", a.own.control))) as client:
             with pytest.raises(BrokenPipeError):
                 async with asyncio.timeout(10):
-                    await follow_logs(client, control.LogsQuery(follow=True), "", broken, print)
+                    await follow_logs(client, messages.LogsQuery(follow=True), "", broken, print)
 
 
 @in_loop

@@ -17,8 +17,16 @@ from holdfast.control.job_client import (
     RequestRefused,
 )
 from holdfast.control.job_logs import follow_logs
-from holdfast.wire.control import LogLines, LogsQuery
-from holdfast.wire.messages import EventKind, EventRecord, JobSummary, NodeSummary, Query, Reply
+from holdfast.wire.messages import (
+    EventKind,
+    EventRecord,
+    JobSummary,
+    LogLines,
+    LogsQuery,
+    NodeSummary,
+    Query,
+    Reply,
+)
 from in_loop import in_loop
 
 if TYPE_CHECKING:

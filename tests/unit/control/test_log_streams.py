@@ -15,7 +15,7 @@ from holdfast.control import discovery, log_streams
 from holdfast.control.log_streams import LogStream
 from holdfast.control.runtime_dir import runtime_dir, socket_of, sockets_here
 from holdfast.defaults import PROTOCOL_VERSION
-from holdfast.wire.control import LogLines, LogsQuery
+from holdfast.wire.messages import LogLines, LogsQuery
 from in_loop import in_loop
 
 if TYPE_CHECKING:

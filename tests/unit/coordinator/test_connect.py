@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from holdfast.coordinator import connect
-from holdfast.coordinator.connect import ClientConnection, ConnectFailed, CoordinatorConnector
+from holdfast.coordinator.connect import CoordinatorConnector
+from holdfast.coordinator.connections import ClientConnection, ConnectFailed
 from holdfast.net import addresses
 from holdfast.net.addresses import Address
 from holdfast.wire.handshake import refusal

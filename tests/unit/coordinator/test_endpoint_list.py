@@ -10,7 +10,8 @@ import pytest
 
 from certificates import make_ca, make_certificate
 from holdfast.coordinator import connect, endpoint_list
-from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
+from holdfast.coordinator.connect import CoordinatorConnector
+from holdfast.coordinator.connections import ConnectFailed
 from holdfast.coordinator.endpoint_list import EndpointList
 from holdfast.core.limits import TERMS_PER_PLACE
 from holdfast.etcd.runner import hold_port

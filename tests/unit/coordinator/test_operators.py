@@ -8,10 +8,10 @@ import pytest
 
 from holdfast.control.discovery import open_job
 from holdfast.control.job_client import Endpoint, RequestRefused
-from holdfast.coordinator import operators, server_connection
+from holdfast.coordinator import connections, operators
 from holdfast.core.protocol import Heartbeat, Request, View
 from holdfast.core.requests import Action, RequestRefusal
-from holdfast.wire import control
+from holdfast.wire import messages
 from holdfast.wire.handshake import job_token, read_only_token
 from holdfast.wire.messages import (
     Attach,
@@ -42,7 +42,7 @@ async def a_job(served: Served) -> Client:
 
 def act(number: int, request_id: str, action: str = "restart", *, why: str = "") -> Query:
     request = Request(id=request_id, action=action, why=why)
-    return Query(id=number, what=control.ACT, run_id="job", body=control.pack(request))
+    return Query(id=number, what=messages.ACT, run_id="job", body=messages.pack(request))
 
 
 async def reply_to(operator: Client, query: Query) -> Reply:
@@ -73,8 +73,8 @@ async def test_repeated_request_is_decided_once_and_gets_the_same_reply() -> Non
 @pytest.mark.parametrize(
     "message",
     [
-        Query(id=1, what=control.ACT, run_id="job", body=b"\xc1"),
-        Query(id=1, what=control.EVENTS, run_id="other"),
+        Query(id=1, what=messages.ACT, run_id="job", body=b"\xc1"),
+        Query(id=1, what=messages.EVENTS, run_id="other"),
         Attach(run_id="other", node="a", incarnation=INCARNATION),
         NodeReport(run_id="job", node="a", incarnation=INCARNATION),
         Watch(attach=True),
@@ -109,7 +109,7 @@ async def test_a_read_only_client_cannot_be_a_node(message: Message) -> None:
         await a_job(served)
         looking = read_only_token(TOKEN, "job")
         reader = await served.client("job", token=looking)
-        reader.send(Query(id=1, what=control.STATUS))
+        reader.send(Query(id=1, what=messages.STATUS))
         assert jobs_in(await reader.next())[0].nodes
         refused = await reply_to(reader, act(2, "r"))
         assert refused.refusal == RequestRefusal.READ_ONLY.value
@@ -130,23 +130,23 @@ def test_read_only_token_differs_from_the_token_and_derives_no_other() -> None:
 async def test_query_is_relayed_to_its_node_and_the_reply_to_its_operator() -> None:
     async with serving() as served:
         node, operator = await a_job(served), await served.client("")
-        query = Query(id=7, what=control.STACKS, run_id="job", node="a")
+        query = Query(id=7, what=messages.STACKS, run_id="job", node="a")
         operator.send(query)
         assert await node.until(lambda one: isinstance(one, Watch)) == Watch(attach=True)
         asked = await served.client()
         asked.send(Attach(run_id="job", node="a", incarnation=INCARNATION))
         passed = await asked.next()
-        assert (passed.what, passed.node) == (control.STACKS, "")
+        assert (passed.what, passed.node) == (messages.STACKS, "")
         asked.send(Reply(id=passed.id, body=b"1", last=False), Reply(id=passed.id, body=b"2"))
         assert await operator.next() == Reply(id=7, body=b"1", last=False)
         assert await operator.next() == Reply(id=7, body=b"2")
         # From now on queries are sent immediately; messages about a query take the same path.
-        operator.send(query, Query(id=7, what=control.MORE, run_id="job", body=b"more"))
+        operator.send(query, Query(id=7, what=messages.MORE, run_id="job", body=b"more"))
         passed, more = await asked.next(), await asked.next()
         assert (more.id, more.body) == (passed.id, b"more")
         operator.connection.abort()
         cancelled = await asked.next()
-        assert (cancelled.id, cancelled.what) == (passed.id, control.CANCEL)
+        assert (cancelled.id, cancelled.what) == (passed.id, messages.CANCEL)
         another = await served.client("")
         another.send(query)
         await asked.next()
@@ -160,7 +160,7 @@ async def test_a_node_may_reply_only_to_its_own_queries() -> None:
         node, operator, second = await a_job(served), await served.client(""), await served.client()
         asked = await served.client()
         asked.send(Attach(run_id="job", node="a", incarnation=INCARNATION))
-        operator.send(Query(id=7, what=control.STACKS, run_id="job", node="a"))
+        operator.send(Query(id=7, what=messages.STACKS, run_id="job", node="a"))
         passed = await asked.next()
         second.send(Reply(id=passed.id, body=b"forged"))
         assert isinstance(await second.next(), str)
@@ -185,16 +185,16 @@ async def test_a_query_fails_if_its_node_does_not_attach_in_time(
 async def test_events_are_sent_once_and_in_order_of_time() -> None:
     async with serving() as served:
         node, operator = await a_job(served), await served.client("")
-        follow = control.pack(control.EventsQuery(follow=True))
-        await reply_to(operator, Query(id=9, what=control.EVENTS, run_id="job", body=follow))
+        follow = messages.pack(messages.EventsQuery(follow=True))
+        await reply_to(operator, Query(id=9, what=messages.EVENTS, run_id="job", body=follow))
         await reply_to(operator, act(1, "r"))
         walls = (3.0, 1.0, 2.0)
         records = [EventRecord(wall=wall, source="a") for wall in walls]
         node.send(NodeReport(run_id="job", node="a", incarnation=INCARNATION, events=records))
         node.send(status("a", seq=2, clear=1))  # The requested generation may start.
         await node.until(lambda one: isinstance(one, View) and one.generation == 1 and one.start)
-        reply = await reply_to(operator, Query(id=2, what=control.EVENTS, run_id="job"))
-        received = control.unpack(control.Events, reply.body).events
+        reply = await reply_to(operator, Query(id=2, what=messages.EVENTS, run_id="job"))
+        received = messages.unpack(messages.Events, reply.body).events
         assert [one.wall for one in received[:3]] == [1.0, 2.0, 3.0]
         texts = [one.text for one in received[3:]]
         assert len(texts) == len(set(texts)) == 2
@@ -207,12 +207,12 @@ async def test_a_subscriber_that_does_not_read_its_events_is_dropped(
     monkeypatch.setattr(operators, "UNREAD_EVENTS_BYTES_MAX", 100_000)
     monkeypatch.setattr(operators, "GATHER_S", 0.0)
     # This limit must not apply first.
-    monkeypatch.setattr(server_connection, "UNREAD_BYTES_MAX", 1 << 30)
+    monkeypatch.setattr(connections, "UNREAD_BYTES_MAX", 1 << 30)
     async with serving(silence_s=3_600.0) as served:
         node, slow, quick = await a_job(served), await served.client(""), await served.client("")
-        follow = control.pack(control.EventsQuery(follow=True))
+        follow = messages.pack(messages.EventsQuery(follow=True))
         for one in (slow, quick):
-            one.send(Query(id=1, what=control.EVENTS, run_id="job", body=follow))
+            one.send(Query(id=1, what=messages.EVENTS, run_id="job", body=follow))
             await one.next()
         peer, _id = next(iter(served.server._operators._subscribers))
         slow.stop_reading(peer._transport)
@@ -221,7 +221,7 @@ async def test_a_subscriber_that_does_not_read_its_events_is_dropped(
             node.send(
                 NodeReport(run_id="job", node="a", incarnation=INCARNATION, events=[record] * 100)
             )
-            assert control.unpack(control.Events, (await quick.next()).body).events
+            assert messages.unpack(messages.Events, (await quick.next()).body).events
         assert peer.closed
         assert any("does not read the events" in one for one in served.warnings)
         assert node.connection.is_open
@@ -233,10 +233,10 @@ async def test_subscriptions_are_limited() -> None:
     async with serving() as served:
         await a_job(served)
         operator = await served.client("")
-        follow = control.pack(control.EventsQuery(follow=True))
+        follow = messages.pack(messages.EventsQuery(follow=True))
         for number in range(operators.SUBSCRIPTIONS_EACH_MAX):
-            operator.send(Query(id=number, what=control.EVENTS, run_id="job", body=follow))
-        last = Query(id=99, what=control.EVENTS, run_id="job", body=follow)
+            operator.send(Query(id=number, what=messages.EVENTS, run_id="job", body=follow))
+        last = Query(id=99, what=messages.EVENTS, run_id="job", body=follow)
         assert (await reply_to(operator, last)).refusal == RequestRefusal.TOO_MANY.value
 
 
@@ -261,8 +261,8 @@ async def test_status_is_one_reply_once_all_connected_nodes_have_reported() -> N
     async with serving() as served:
         node, operator = await a_job(served), await served.client("")
         for number, wait_s, reports in ((1, 60.0, True), (2, 60.0, False), (3, 0.0, False)):
-            body = control.pack(control.StatusQuery(watch=True, wait_s=wait_s))
-            operator.send(Query(id=number, what=control.STATUS, run_id="job", body=body))
+            body = messages.pack(messages.StatusQuery(watch=True, wait_s=wait_s))
+            operator.send(Query(id=number, what=messages.STATUS, run_id="job", body=body))
             if reports:
                 await node.until(lambda one: isinstance(one, Watch))
                 node.send(NodeReport(run_id="job", node="a", incarnation=INCARNATION, state="here"))
@@ -274,12 +274,12 @@ async def test_status_is_one_reply_once_all_connected_nodes_have_reported() -> N
 async def test_status_waits_no_longer_than_the_client_requests() -> None:
     async with serving() as served:
         _, operator = await a_job(served), await served.client("")
-        body = control.pack(control.StatusQuery(watch=True, wait_s=0.01))
-        operator.send(Query(id=1, what=control.STATUS, run_id="job", body=body))
+        body = messages.pack(messages.StatusQuery(watch=True, wait_s=0.01))
+        operator.send(Query(id=1, what=messages.STATUS, run_id="job", body=body))
         [job] = jobs_in(await operator.next())
         assert [one.report for one in job.nodes] == [None]
-        body = control.pack(control.StatusQuery(watch=True, wait_s=60.0))
-        operator.send(Query(id=2, what=control.STATUS, run_id="job", body=body))
+        body = messages.pack(messages.StatusQuery(watch=True, wait_s=60.0))
+        operator.send(Query(id=2, what=messages.STATUS, run_id="job", body=body))
         await soon(lambda: bool(served.server._operators._status_waits))
         operator.connection.abort()
         await soon(lambda: not served.server._operators._status_waits)

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from certificates import make_ca, make_certificate
-from holdfast.coordinator import admission, operators, server, server_connection
-from holdfast.coordinator.connect import READ_BYTES, ConnectFailed
+from holdfast.coordinator import admission, connections, operators, server
+from holdfast.coordinator.connections import READ_BYTES, ConnectFailed
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.phases import NodePhase, NodeRole
 from holdfast.core.protocol import Ack, Heartbeat, NodeInfo, Status, View
 from holdfast.net import listening
 from holdfast.net.addresses import Address
 from holdfast.net.tls import TlsFiles
-from holdfast.wire import control
+from holdfast.wire import messages
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake, job_token
 from holdfast.wire.messages import Goodbye, Query, StoreCall, StoreResult, Welcome, decode
@@ -176,20 +176,20 @@ async def test_client_can_read_the_state_of_jobs(monkeypatch: pytest.MonkeyPatch
         for name, one, run_id in (("a", client, "job"), ("b", other, "other")):
             one.send(status(name, run_id=run_id))
             await one.next()
-        operator.send(Query(id=1, what=control.STATUS))
+        operator.send(Query(id=1, what=messages.STATUS))
         job, another = jobs_in(await operator.next())
         assert (job.run_id, another.run_id) == ("job", "other")
         assert (job.nodes[0].node, job.nodes[0].rank, len(job.history)) == ("a", 0, 1)
-        operator.send(Query(id=2, what=control.STATUS, run_id="other"))
+        operator.send(Query(id=2, what=messages.STATUS, run_id="other"))
         assert [one.run_id for one in jobs_in(await operator.next())] == ["other"]
-        client.send(Query(id=3, what=control.STATUS))
+        client.send(Query(id=3, what=messages.STATUS))
         assert [one.run_id for one in jobs_in(await client.next())] == ["job"]
         monkeypatch.setattr(operators, "STATUS_FRAME_BYTES_MAX", 300)
-        client.send(Query(id=3, what=control.STATUS, run_id="job"))
+        client.send(Query(id=3, what=messages.STATUS, run_id="job"))
         (brief,) = jobs_in(await client.next())
         assert (brief.run_id, brief.present, brief.nodes) == ("job", 1, [])
         write(
-            client, *[Query(id=4, what=control.STATUS, run_id="job")] * 2
+            client, *[Query(id=4, what=messages.STATUS, run_id="job")] * 2
         )  # Before the reply was read.
         assert isinstance(await client.next(), str)
 
@@ -202,10 +202,10 @@ async def test_unauthenticated_client_sees_only_counts() -> None:
         await client.next()
         for peer in served.server._peers:
             peer.user = None  # As if from another host.
-        client.send(Query(id=1, what=control.STATUS))  # Allowed, because its node is in the job.
+        client.send(Query(id=1, what=messages.STATUS))  # Allowed, because its node is in the job.
         assert jobs_in(await client.next())[0].nodes
         for one in (late, stranger):
-            one.send(Query(id=1, what=control.STATUS))
+            one.send(Query(id=1, what=messages.STATUS))
             (job,) = jobs_in(await one.next())
             assert (job.run_id, job.present) == ("job", 1)
             assert (job.nodes, job.history) == ([], [])
@@ -221,7 +221,7 @@ async def test_unauthenticated_client_sees_only_counts() -> None:
         status("b"),
         Heartbeat(run_id="job", node="b", incarnation=98, seq=1, term=0, revision=0),
         StoreCall(id=1, run_id="other", op="num_keys"),
-        Query(id=1, what=control.STATUS, run_id="other"),
+        Query(id=1, what=messages.STATUS, run_id="other"),
     ],
 )
 @in_loop
@@ -259,7 +259,7 @@ async def test_job_token_is_valid_for_that_job_only() -> None:
             with pytest.raises(ConnectFailed, match="token"):
                 await served.client(run_id, token=job_token(b"master", "job"))
         operator = await served.client("")
-        operator.send(Query(id=1, what=control.STATUS))
+        operator.send(Query(id=1, what=messages.STATUS))
         assert jobs_in(await operator.next())[0].nodes
 
 
@@ -442,12 +442,12 @@ async def test_unread_answers_are_limited_in_total(
             patch.setattr(operators, "status_frame", lambda *_, **__: large)
             for one in slow:
                 one.stop_reading()
-                one.send(Query(id=1, what=control.STATUS))
+                one.send(Query(id=1, what=messages.STATUS))
             await soon(lambda: served.server.connections < len(slow))
         held = sum(peer.unread_replies_bytes for peer in served.server._peers)
         assert held <= limit + len(large)
         honest = await served.client()
-        honest.send(Query(id=1, what=control.STATUS))
+        honest.send(Query(id=1, what=messages.STATUS))
         assert (await honest.next()).id == 1
         for one in slow:
             one.connection.abort()
@@ -542,7 +542,7 @@ async def test_unauthenticated_clients_use_bounded_memory() -> None:
                 stranger.setblocking(False)  # noqa: FBT003 (the name says it)
                 with suppress(ConnectionResetError):
                     await asyncio.get_running_loop().sock_recv(stranger, READ_BYTES)
-            held = sum(one._reader.buffered_bytes for one in served.server._peers)
+            held = sum(one._framing.reader.buffered_bytes for one in served.server._peers)
             assert held <= 5 * HANDSHAKE_FRAME_BYTES_MAX
 
 
@@ -640,7 +640,7 @@ async def test_larger_frames_are_allowed_after_the_handshake(token: bytes | None
 
 @in_loop
 async def test_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_connection, "UNREAD_BYTES_MAX", 1000)
+    monkeypatch.setattr(connections, "UNREAD_BYTES_MAX", 1000)
     async with serving() as served:
         client = await served.client()
         (peer,) = served.server._peers
@@ -662,7 +662,7 @@ async def test_client_that_does_not_read_the_last_frames_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "SWEEP_S", 0.01)
-    monkeypatch.setattr(server_connection, "UNREAD_BYTES_MAX", 100_000_000)
+    monkeypatch.setattr(connections, "UNREAD_BYTES_MAX", 100_000_000)
     async with serving() as served:
         client = await served.client()
         client.stop_reading()
@@ -690,7 +690,7 @@ async def test_tls_connections_closed_in_the_handshake_are_removed(tmp_path: Pat
         trusting = TlsFiles(ca=ca.cert).for_client()
         client = await served.client(tls=trusting, server_name="localhost")
         for number in range(3):
-            client.send(Query(id=number, what=control.STATUS))
+            client.send(Query(id=number, what=messages.STATUS))
             assert (await client.next()).id == number
         with served.stranger():
             await soon(lambda: served.server.connections == 2)

@@ -28,7 +28,7 @@ from holdfast.membership.coordinator import CoordinatorMembership
 from holdfast.membership.interface import JoinRefused, News
 from holdfast.membership.threaded import LOSSES_MAX, Mailbox, SessionDriver, status_change
 from holdfast.net.tls import TlsFiles
-from holdfast.wire import control
+from holdfast.wire import messages
 from holdfast.wire.messages import Query, StoreCall, StoreResult, Watch
 from in_loop import in_loop
 from real_coordinators import eventually, fault, member, node, started, until
@@ -128,7 +128,7 @@ async def test_request_before_the_loop_runs_reaches_the_node() -> None:
         node = Node(served.connector())
         await node.until(is_member)
         operator = await served.client()
-        operator.send(Query(id=1, what=control.LOGS, run_id="job", node="a"))
+        operator.send(Query(id=1, what=messages.LOGS, run_id="job", node="a"))
         answer: Future[StoreResult] = Future()
         await soon(lambda: bool(served.server._operators._awaiting))
         node.driver.store.begin(StoreCall(id=0, run_id="job", op="num_keys"), answer)

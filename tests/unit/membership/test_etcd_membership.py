@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fake_node import RUN, a_job_of
-from holdfast.coordinator.connect import ConnectFailed
+from holdfast.coordinator.connections import ConnectFailed
 from holdfast.core.etcd.calls import Problem, ProblemKind, Put, Txn
 from holdfast.core.etcd.etcd_session import EtcdSession
-from holdfast.core.etcd.keys import pack
+from holdfast.core.etcd.keys import JobKeys, pack
 from holdfast.core.phases import NodePhase, NodeRole
 from holdfast.core.protocol import NodeInfo, View
 from holdfast.core.session import Session, SessionTimeouts, StatusChanged
 from holdfast.core.supervision import CoordinatorLost, ViewReceived
+from holdfast.errors import HoldfastError
 from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.etcd.generation_stores import GenerationStores
-from holdfast.etcd.job_records import read_job, read_run_ids
+from holdfast.etcd.job_records import DEFAULT_PREFIX, read_job, read_ports, read_run_ids
 from holdfast.etcd.sync_client import EtcdClient
 from holdfast.membership.etcd import EtcdConnector
 from holdfast.membership.interface import JoinRefused, News
@@ -254,3 +255,10 @@ def test_summary_merges_the_leaders_record_and_node_statuses(
     assert ended is not None
     assert ended.phase == "closed"
     assert (read_run_ids(client), read_run_ids(client, running=True)) == (["job/1"], [])
+
+
+def test_job_of_another_version_is_refused_with_what_to_do(etcd: Etcd, client: EtcdClient) -> None:
+    assert read_ports(client, "newer") == []
+    etcd.put(JobKeys(DEFAULT_PREFIX, "newer").leader, b"hf9 x 3e9")
+    with pytest.raises(HoldfastError, match="install the same Holdfast on all nodes"):
+        read_ports(client, "newer")

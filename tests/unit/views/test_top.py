@@ -17,8 +17,7 @@ from holdfast.views.top import columns
 from holdfast.views.top.app import Top
 from holdfast.views.top.screens import Question, shown
 from holdfast.views.top.table import Table, TextView
-from holdfast.wire.control import LogLines
-from holdfast.wire.messages import EventKind, EventRecord
+from holdfast.wire.messages import EventKind, EventRecord, LogLines
 from in_loop import in_loop
 from live_jobs import steady, summary
 from real_jobs import PATIENCE_S
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from textual.pilot import Pilot
 
     from holdfast.control.live_job import LiveJob
-    from holdfast.wire.control import LogsQuery
-    from holdfast.wire.messages import JobSummary
+    from holdfast.wire.messages import JobSummary, LogsQuery
 
 SMALL, LARGE = (80, 24), (200, 60)
 KEYS = ("logs", "stacks", "restart", "drain", "stop", "sort", "marked", "find", "help", "quit")

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.control.job_client import ControlProblem
 from holdfast.views.dashboard.watched_job import LOGS_WAITING_MAX, WatchedJob
-from holdfast.wire.control import LogLines, LogsQuery
+from holdfast.wire.messages import LogLines, LogsQuery
 from in_loop import in_loop
 
 if TYPE_CHECKING:

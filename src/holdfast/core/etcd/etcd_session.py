@@ -459,6 +459,8 @@ class EtcdSession:
                 self._note_roll_call(one.value)
         self.leadership.election.presence = self._presence_here()
         effects += self._lead(now, SessionUp(self._lease, leader))
+        if not self.is_up:
+            return effects  # The leader is of another version.
         effects += self._revoke_leases(self.witness.unfinished())
         for one in answer.results[1]:
             effects += self._deliver_view(one.key, one.value)

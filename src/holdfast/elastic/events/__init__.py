@@ -7,29 +7,18 @@ from holdfast.elastic._impl.event_log_handlers import (
     get_logging_handler,
 )
 from holdfast.elastic.events import api, handlers  # noqa: F401 (also reached as attributes)
+from holdfast.elastic.events.api import *  # noqa: F403
 from holdfast.observe.events.destinations import (
     configure,
     flush,
     record,
     record_rdzv_event,
 )
-from holdfast.observe.events.event import (
-    Event,
-    EventMetadataValue,
-    EventSource,
-    NodeState,
-    RdzvEvent,
-)
 from holdfast.observe.events.event_handlers import EventHandler, NullEventHandler
 
 __all__ = [
-    "Event",
     "EventHandler",
-    "EventMetadataValue",
-    "EventSource",
-    "NodeState",
     "NullEventHandler",
-    "RdzvEvent",
     "configure",
     "construct_and_record_rdzv_event",
     "flush",
@@ -37,3 +26,4 @@ __all__ = [
     "record",
     "record_rdzv_event",
 ]
+__all__ += api.__all__

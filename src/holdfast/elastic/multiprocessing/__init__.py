@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.elastic._impl.processes import (
-    MultiprocessContext,
-    PContext,
-    SubprocessContext,
-    start_processes,
-)
+from holdfast.elastic._impl.processes import start_processes
 from holdfast.elastic.multiprocessing import (  # noqa: F401 (also reached as attributes)
     api,
     errors,
@@ -15,23 +10,8 @@ from holdfast.elastic.multiprocessing import (  # noqa: F401 (also reached as at
     subprocess_handler,
     tail_log,
 )
+from holdfast.elastic.multiprocessing.api import *  # noqa: F403
 from holdfast.processes.failures.failure import ProcessFailure
-from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
-from holdfast.processes.logs.std import Std, to_map
-from holdfast.processes.signals import SignalException
-from holdfast.processes.workers.group import RunProcsResult
 
-__all__ = [
-    "DefaultLogsSpecs",
-    "LogsDest",
-    "LogsSpecs",
-    "MultiprocessContext",
-    "PContext",
-    "ProcessFailure",
-    "RunProcsResult",
-    "SignalException",
-    "Std",
-    "SubprocessContext",
-    "start_processes",
-    "to_map",
-]
+__all__ = ["ProcessFailure", "start_processes"]
+__all__ += api.__all__

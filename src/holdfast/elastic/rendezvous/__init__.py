@@ -7,34 +7,5 @@ from holdfast.elastic.rendezvous import (  # noqa: F401 (also reached as attribu
     registry,
     utils,
 )
-from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from holdfast.rendezvous.rdzv_conf import RendezvousParameters
-from holdfast.rendezvous.registry import (
-    RendezvousHandlerCreator,
-    RendezvousHandlerRegistry,
-    rendezvous_handler_registry,
-)
-from holdfast.rendezvous.rendezvous_errors import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousGracefulExitError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-)
-
-__all__ = [
-    "RendezvousClosedError",
-    "RendezvousConnectionError",
-    "RendezvousError",
-    "RendezvousGracefulExitError",
-    "RendezvousHandler",
-    "RendezvousHandlerCreator",
-    "RendezvousHandlerRegistry",
-    "RendezvousInfo",
-    "RendezvousParameters",
-    "RendezvousStateError",
-    "RendezvousStoreInfo",
-    "RendezvousTimeoutError",
-    "rendezvous_handler_registry",
-]
+from holdfast.elastic.rendezvous.api import *  # noqa: F403
+from holdfast.elastic.rendezvous.api import __all__  # noqa: F401

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.elastic.timer.api import TimerClient, TimerRequest, TimerServer, configure, expires
+from holdfast.elastic.timer import api
+from holdfast.elastic.timer.api import *  # noqa: F403
 from holdfast.elastic.timer.file_based_local_timer import (
     FileTimerClient,
     FileTimerRequest,
@@ -16,9 +17,5 @@ __all__ = [
     "FileTimerServer",
     "LocalTimerClient",
     "LocalTimerServer",
-    "TimerClient",
-    "TimerRequest",
-    "TimerServer",
-    "configure",
-    "expires",
 ]
+__all__ += api.__all__

@@ -1,9 +1,8 @@
 """Events: `Event` and, for the steps of a rendezvous, `RdzvEvent`; and their JSON.
 
-Names, fields and text are TorchElastic's, so each of the two programs can read the other's lines. Both classes
-behave like data classes, but this module imports neither `dataclasses` nor `json`
-(docs/internals/decisions/0029-start-up-time.md says why). The text is identical to that of `json.dumps`. If JSON has
-no type for a value (a date, a path, a tensor), `json` would raise; here the text contains its `str`.
+Names, fields and text are TorchElastic's, so each of the two programs can read the other's lines. The text
+is that of `json.dumps`. If JSON has no type for a value (a date, a path, a tensor), `json` would raise; here the
+text contains its `str`.
 """
 
 from __future__ import annotations
@@ -19,52 +18,34 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-_SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b"}
-_SHORT["\f"] = "\\f"
-_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(0x20), 0x7F)}
-_ESCAPES |= {ord(one): text for one, text in _SHORT.items()}
-_NAMES = {float("inf"): "Infinity", float("-inf"): "-Infinity"}
-
-
 DEPTH_MAX = 50
 """How deep values may be nested; a value that contains itself would have no end."""
 
 
-def json_text(value: Any, depth: int = 0) -> str:
+def json_text(value: Any) -> str:
     """Return a value as JSON. Never raises."""
+    try:
+        return json.dumps(value, default=_shown)
+    except (TypeError, ValueError, RecursionError):  # A key of another type, or an endless value.
+        return json.dumps(_reduced(value))
+
+
+def _reduced(value: Any, depth: int = 0) -> Any:
+    """Return a copy of only JSON's types and limited depth."""
     if depth > DEPTH_MAX:
-        return '"..."'
+        return "..."
     match value:
-        case None:
-            return "null"
-        case True:
-            return "true"
-        case False:
-            return "false"
-        case str():
-            return _quoted(value)
-        case int():
-            return int.__repr__(value)
-        case float():
-            return _number(value)
         case dict():
-            pairs = (f"{_key(key)}: {json_text(inner, depth + 1)}" for key, inner in value.items())
-            return "{" + ", ".join(pairs) + "}"
+            return {_key(key): _reduced(inner, depth + 1) for key, inner in value.items()}
         case list() | tuple():
-            return "[" + ", ".join(json_text(inner, depth + 1) for inner in value) + "]"
-    return _quoted(_shown(value))
+            return [_reduced(inner, depth + 1) for inner in value]
+        case None | str() | int() | float():
+            return value
+    return _shown(value)
 
 
-def _number(value: float) -> str:
-    if value != value:  # Only NaN differs from itself.
-        return "NaN"
-    return _NAMES.get(value) or float.__repr__(value)
-
-
-def _key(key: object) -> str:
-    if key is None or isinstance(key, (bool, int, float)):
-        return f'"{json_text(key)}"'
-    return _quoted(key if isinstance(key, str) else _shown(key))
+def _key(key: object) -> object:
+    return key if key is None or isinstance(key, (str, int, float)) else _shown(key)
 
 
 def _shown(value: object) -> str:
@@ -72,19 +53,6 @@ def _shown(value: object) -> str:
         return str(value)
     except Exception:  # noqa: BLE001 (the class may be a user's)
         return f"<{type(value).__name__}>"
-
-
-def _quoted(text: str) -> str:
-    text = str.translate(text, _ESCAPES)
-    if not text.isascii():
-        text = "".join(one if one.isascii() else _escaped(one) for one in text)
-    return f'"{text}"'
-
-
-def _escaped(character: str) -> str:
-    """Return a character as its escaped UTF-16 words; a lone surrogate is one word."""
-    words = character.encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{words[at : at + 4]}" for at in range(0, len(words), 4))
 
 
 EventMetadataValue = str | int | float | bool | None

@@ -10,10 +10,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 RESPONSE_S = 0.5
 """How long a probe waits for the loop by default; a kubelet times out after 1 s."""
@@ -134,10 +130,5 @@ class Busy:
     def __enter__(self) -> None:
         self._probe._enter_busy(self._what)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._probe._exit_busy(self._what)

@@ -19,7 +19,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.printable import visible
 from holdfast.views.dashboard.broadcast import Broadcast
 from holdfast.views.report import model, records
-from holdfast.wire.control import GREP_CHARS_MAX, LogLines, LogsQuery
+from holdfast.wire.messages import GREP_CHARS_MAX, LogLines, LogsQuery
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence

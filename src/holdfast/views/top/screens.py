@@ -17,7 +17,7 @@ from holdfast.control.stack_groups import grouped
 from holdfast.core.limits import REQUEST_WHY_CHARS_MAX
 from holdfast.printable import visible
 from holdfast.views.top.table import TextView
-from holdfast.wire.control import LogsQuery
+from holdfast.wire.messages import LogsQuery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
 
     from holdfast.control.job_client import JobClient, NodeStacks
-    from holdfast.wire.control import LogLines
+    from holdfast.wire.messages import LogLines
 
     Client = Callable[[], JobClient | None]
 
