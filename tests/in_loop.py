@@ -1,4 +1,4 @@
-"""Tests that are coroutines."""
+"""Runs tests that are coroutines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ P = ParamSpec("P")
 
 
 def in_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Make a coroutine a test."""
+    """Convert a coroutine into a test that runs it in a new event loop."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:

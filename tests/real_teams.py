@@ -356,7 +356,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 @contextmanager
-def held_pairs(count: int) -> Iterator[list[int]]:
+def reserved_port_pairs(count: int) -> Iterator[list[int]]:
     """Reserve this many ports and the port after each, for programs that need both."""
     with ExitStack() as held:
         pairs: list[int] = []

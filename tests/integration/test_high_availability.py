@@ -24,7 +24,7 @@ from holdfast.etcd.sync_client import EtcdClient
 from holdfast.net.token_certificates import make_certificate as make_token_certificate
 from holdfast.processes.local_workers import local_workers
 from real_jobs import HOLDFAST, PATIENCE_S, Watched
-from real_teams import OBEY, QUICK, Agent, Cluster, descendants, held_pairs
+from real_teams import OBEY, QUICK, Agent, Cluster, descendants, reserved_port_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -96,7 +96,7 @@ def network() -> Iterator[Network]:
 @pytest.fixture
 def listed() -> Iterator[str]:
     """Three places on this machine, each with its two ports."""
-    with held_pairs(LISTED) as ports:
+    with reserved_port_pairs(LISTED) as ports:
         yield ",".join(f"127.0.0.1:{port}" for port in ports)
 
 

@@ -41,10 +41,10 @@ SCRIPT = f"""
 """
 
 
-async def until(pilot: Pilot[None], fact: Callable[[], object]) -> None:
+async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
     """Wait until a condition holds."""
     async with asyncio.timeout(PATIENCE_S):
-        while not fact():
+        while not condition():
             await pilot.pause(0.02)
 
 
@@ -113,18 +113,18 @@ async def test_top_reconnects_after_the_coordinator_was_killed(tmp_path: Path) -
         job, changed = LiveJob(), asyncio.Event()
         feed = asyncio.create_task(Feed(lambda: open_job(place), job, changed.set).run())
 
-        async def until_so(fact: Callable[[], object]) -> None:
+        async def until_changed(condition: Callable[[], object]) -> None:
             async with asyncio.timeout(PATIENCE_S):
-                while not fact():
+                while not condition():
                     changed.clear()
                     await changed.wait()
 
-        await until_so(lambda: job.header.running == 2)
+        await until_changed(lambda: job.header.running == 2)
         coordinator.kill()
-        await until_so(lambda: job.problem)
+        await until_changed(lambda: job.problem)
         assert len(job.ranks) == 2, "what was known is still shown"
         await asyncio.to_thread(team.start_coordinator, "second")
-        await until_so(lambda: not job.problem and job.header.running == 2)
+        await until_changed(lambda: not job.problem and job.header.running == 2)
         assert job.header.generation == 0
         feed.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -177,7 +177,7 @@ class Terminal:
         self.written += os.read(self.screen, 1 << 16)
         return True
 
-    def is_as_before(self) -> bool:
+    def is_restored(self) -> bool:
         """Whether the terminal is restored: its modes, the normal screen, a cursor, no mouse."""
         last = {
             name: max((self.written.rfind(b"\x1b[?%d%c" % (name, way)), way) for way in b"hl")[1]
@@ -216,7 +216,7 @@ def test_top_restores_the_terminal(tmp_path: Path) -> None:
                 else:
                     terminal.process.send_signal(ends_by)
                 assert terminal.end() == code
-                assert terminal.is_as_before(), terminal.written[-300:]
+                assert terminal.is_restored(), terminal.written[-300:]
             finally:
                 terminal.close()
         # Watching does not affect the job.

@@ -26,7 +26,7 @@ def test_all_machines_join_one_cluster_after_faults(size: int, seed: int) -> Non
     assert world.is_complete(), [one.member and one.member.state for one in world.machines.values()]
 
 
-# Members that break a rule: the same faults then lead to a violation, so the checks are effective.
+# Members that break a rule: the same faults then cause a violation, so the checks detect it.
 
 
 class RejoinsWithoutData(ClusterMember):
@@ -66,7 +66,7 @@ def test_a_broken_rule_splits_the_cluster(size: int, broken: dict[str, Any]) -> 
 
 
 class DropsNeededData(ClusterMember):
-    """Drops its data when etcd has exited twice in a row, even if others lack them."""
+    """Drops its data when etcd has exited twice in a row, even if no other member has it."""
 
     def _etcd_ended(self, now: float) -> list[MemberEffect]:
         effects = super()._etcd_ended(now)

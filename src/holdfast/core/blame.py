@@ -127,10 +127,9 @@ def _contenders(ordered: list[Suspect], close_ns: int) -> list[Suspect]:
         begun_ns = min(one.moment_ns for one in free)
         limit_ns = begun_ns + EXIT_NS_MAX + close_ns
         if all(one.trace is Trace.PEER for one in free):
-            limit_ns += (
-                PEER_ERROR_NS_MAX  # Then an error of a worker's own counts even if it is later.
-            )
-        quiet = free[0].trace is Trace.SILENT
+            # Then an error of a worker's own counts even if it is later.
+            limit_ns += PEER_ERROR_NS_MAX
+        first_is_silent = free[0].trace is Trace.SILENT
         free += [
             one
             for one in ordered
@@ -138,7 +137,7 @@ def _contenders(ordered: list[Suspect], close_ns: int) -> list[Suspect]:
             and one.moment_ns < limit_ns
             and (
                 one.trace is Trace.OWN
-                or (quiet and one.trace is Trace.SILENT and one.moment_ns >= begun_ns)
+                or (first_is_silent and one.trace is Trace.SILENT and one.moment_ns >= begun_ns)
             )
         ]
     peer_errors = [one for one in free if one.trace is Trace.PEER]

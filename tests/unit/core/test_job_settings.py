@@ -43,7 +43,7 @@ def test_every_setting_but_the_settle_time_must_be_the_same_on_all_nodes() -> No
     ]
 
 
-def test_settings_survive_the_wire_and_unknown_ones_do_not() -> None:
+def test_encoded_settings_are_decoded_and_unknown_ones_are_rejected() -> None:
     settings = TWO._replace(order=RankOrder.LABEL)
     wire = msgspec.msgpack.encode(settings)
     assert msgspec.msgpack.decode(wire, type=JobSettings) == settings

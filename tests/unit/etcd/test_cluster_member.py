@@ -14,7 +14,7 @@ from holdfast.etcd.cluster_list import cluster_list, parse_machines
 from holdfast.etcd.cluster_member import remove_orphans
 from holdfast.etcd.own_entry import claim_entry
 from holdfast.etcd.runner import find_etcd
-from real_teams import held_pairs
+from real_teams import reserved_port_pairs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ def a_list(machines: str, run_id: str = "job") -> ClusterList:
 
 
 @pytest.mark.parametrize(
-    ("says", "named"),
+    ("script", "named"),
     [
         ("echo etcd Version: 3.3.27", "3.3"),
         ("echo something else", "is not etcd"),
@@ -37,11 +37,11 @@ def a_list(machines: str, run_id: str = "job") -> ClusterList:
     ],
 )
 def test_unsuitable_etcd_program_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str | None, named: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, named: str
 ) -> None:
     program = tmp_path / "etcd"
-    if says is not None:
-        program.write_text(f"#!/bin/sh\n{says}\n")
+    if script is not None:
+        program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o755)
     monkeypatch.setenv("TORCHELASTIC_ETCD_BINARY_PATH", str(program))
     with pytest.raises(EnvironmentProblem, match=named) as refused:
@@ -54,7 +54,7 @@ def test_machine_that_is_not_listed_runs_no_member() -> None:
 
 
 def test_agents_of_one_job_on_one_machine_use_different_list_entries() -> None:
-    with held_pairs(2) as (first, second):
+    with reserved_port_pairs(2) as (first, second):
         of = a_list(f"{ELSEWHERE}:7000,127.0.0.1:{first},127.0.0.1:{second}")
         one, other = claim_entry(of), claim_entry(of)
         assert one is not None
@@ -70,7 +70,7 @@ def test_agents_of_one_job_on_one_machine_use_different_list_entries() -> None:
 
 
 def test_port_of_another_job_is_refused_even_without_a_listener() -> None:
-    with held_pairs(1) as (port,):
+    with reserved_port_pairs(1) as (port,):
         place = claim_entry(a_list(f"127.0.0.1:{port}"))
         assert place is not None
         with pytest.raises(EnvironmentProblem, match=rf"port {port}\b"):
@@ -80,7 +80,7 @@ def test_port_of_another_job_is_refused_even_without_a_listener() -> None:
 
 @pytest.mark.parametrize("offset", [0, 1])
 def test_process_that_holds_a_port_is_named(offset: int) -> None:
-    with held_pairs(1) as (port,), socket.create_server(("127.0.0.1", port + offset)):
+    with reserved_port_pairs(1) as (port,), socket.create_server(("127.0.0.1", port + offset)):
         named = rf"port {port + offset}\b.* pid {os.getpid()},"
         with pytest.raises(EnvironmentProblem, match=named):
             claim_entry(a_list(f"127.0.0.1:{port}"))

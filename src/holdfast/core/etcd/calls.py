@@ -4,8 +4,8 @@ The machines on etcd (`core.etcd.etcd_session`, `core.etcd.leader`) return these
 handle the answers as events. A real client performs the requests over the network, and the simulator in
 its own store, so the same decisions run in both.
 
-If the answer is a `Problem`, the request was not performed; only after `UNREACHABLE` and `CLOSED` it may
-have been. A revision is etcd's counter, which increases with every change of any key.
+If the answer is a `Problem`, the request was not performed, except that it may have been performed after
+`UNREACHABLE` or `CLOSED`. A revision is etcd's counter, which increases with every change of any key.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ Request = Txn | Grant | KeepAlive | Revoke
 
 
 class ListMembers(msgspec.Struct, frozen=True):
-    """Read the members as a majority of them agrees (a linearizable read)."""
+    """Read the members on which a majority agrees (a linearizable read)."""
 
 
 class AddMember(msgspec.Struct, frozen=True):
@@ -250,7 +250,7 @@ class StopWatch(Effect):
 
 
 class ReportUnreadable(Effect):
-    """Inform the user that the stored data of a node are invalid and ignored."""
+    """Inform the user that the stored data of a node is invalid and ignored."""
 
     key: bytes
     node: str
@@ -263,7 +263,7 @@ EtcdEffect = SendRequest | StartWatch | StopWatch | ReportUnreadable
 
 
 class RequestAnswered(Event):
-    """A request was answered. If its answer is not awaited any more, it is ignored."""
+    """A request was answered. If no machine awaits its answer, it is ignored."""
 
     number: int
     answer: Answer
@@ -277,7 +277,7 @@ class KeysChanged(Event):
 
 
 class WatchEnded(Event):
-    """A watch ended without a request; no `KeysChanged` with its number follows."""
+    """A watch ended without `StopWatch`; no `KeysChanged` with its number follows."""
 
     number: int
     problem: Problem

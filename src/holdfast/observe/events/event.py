@@ -25,7 +25,7 @@ DEPTH_MAX = 50
 def json_text(value: Any) -> str:
     """Return a value as JSON. Never raises."""
     try:
-        return json.dumps(value, default=_shown)
+        return json.dumps(value, default=_text_of)
     except (TypeError, ValueError, RecursionError):  # A key of another type, or an endless value.
         return json.dumps(_reduced(value))
 
@@ -41,14 +41,14 @@ def _reduced(value: Any, depth: int = 0) -> Any:
             return [_reduced(inner, depth + 1) for inner in value]
         case None | str() | int() | float():
             return value
-    return _shown(value)
+    return _text_of(value)
 
 
 def _key(key: object) -> object:
-    return key if key is None or isinstance(key, (str, int, float)) else _shown(key)
+    return key if key is None or isinstance(key, (str, int, float)) else _text_of(key)
 
 
-def _shown(value: object) -> str:
+def _text_of(value: object) -> str:
     try:
         return str(value)
     except Exception:  # noqa: BLE001 (the class may be a user's)
