@@ -43,7 +43,7 @@ def check_that_all_wait(cluster: Cluster, *names: str) -> None:
     assert cluster.is_quiet()
 
 
-def test_restart_waits_for_a_worker_elsewhere_to_stop(tmp_path: Path, team: MakeTeam) -> None:
+def test_restart_waits_for_a_worker_on_another_node_to_stop(tmp_path: Path, team: MakeTeam) -> None:
     with team(tmp_path, SAVES, "--max-restarts=1", nnodes="2") as cluster:
         workers = start_all(cluster, "ab")
         os.kill(workers["a"], signal.SIGUSR2)

@@ -40,7 +40,7 @@ def test_gloo_processes_exchange_data(flags: str, workers: int, launchers: Launc
     assert sorted(outcome.out.splitlines()) == all_reduced(0, workers)
 
 
-def test_gloo_works_again_after_a_restart(launchers: Launchers) -> None:
+def test_gloo_works_after_a_restart(launchers: Launchers) -> None:
     launchers.script("gloo.py", GLOO)
     line = ["--nproc-per-node=2", "--max-restarts=1", "../gloo.py"]
     outcome = launchers.holdfast(line, {"KILLED": "0-1"})

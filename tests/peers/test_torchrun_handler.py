@@ -101,7 +101,7 @@ def test_torchs_registry_has_the_plugin_as_one_of_its_handlers() -> None:
         assert (info.rank, info.world_size) == (0, 1)
 
 
-def test_coordinator_takeover_restarts_nothing() -> None:
+def test_coordinator_takeover_restarts_no_worker() -> None:
     with hold_port() as one, hold_port() as other, job_of("2") as job:
         ports = [held.getsockname()[1] for held in (one, other)]
         job.endpoint = ",".join(f"127.0.0.1:{port}" for port in ports)

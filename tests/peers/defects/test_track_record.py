@@ -24,11 +24,11 @@ def test_every_script_is_on_the_page_once() -> None:
     assert len(rows()) == len(names())
 
 
-def test_every_row_says_what_holdfast_does_and_what_proves_it() -> None:
+def test_every_row_states_what_holdfast_does_and_what_proves_it() -> None:
     assert [row for row in rows() if len(row) != 4 or not all(row)] == []
 
 
-def test_every_script_says_what_it_shows() -> None:
+def test_every_script_states_what_it_shows() -> None:
     titles = [title_of(name) for name in names()]
     assert all(title.endswith(".") for title in titles)
 

@@ -125,7 +125,7 @@ def test_an_invalid_value_unpacks_to_none(value: bytes) -> None:
     assert unpack(View, value) is None
 
 
-def test_a_record_of_another_version_is_refused_with_what_to_do() -> None:
+def test_a_record_of_another_version_is_refused_with_a_hint() -> None:
     leader = leader_value("a b", 1001, None)
     assert read_leader(leader) == ("a b", 0, None)
     for mine in (leader, pack(a_view()), HALF):

@@ -376,7 +376,7 @@ def test_a_report_that_makes_the_state_too_large_is_omitted(
         decode(b"x" * 2_000)
 
 
-def test_the_state_of_another_version_is_refused_with_what_to_do() -> None:
+def test_the_state_of_another_version_is_refused_with_a_hint() -> None:
     state = encode(Job(run_id="job"))
     with pytest.raises(ValueError, match="install the same Holdfast on all nodes"):
         decode(state.replace(b"job 1", b"job 9", 1))

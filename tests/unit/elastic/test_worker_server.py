@@ -290,7 +290,7 @@ def test_stale_socket_is_replaced_and_live_one_is_kept(
         assert identity(path) == before
 
 
-def test_path_that_is_no_valid_socket_path_is_rejected(tmp_path: Path, path: str) -> None:
+def test_invalid_socket_path_is_rejected(tmp_path: Path, path: str) -> None:
     Path(path).write_text("precious")
     for wrong in (path, str(tmp_path / ("x" * 108)), str(tmp_path / "a" / "b" / "c.sock"), ""):
         with pytest.raises(EnvironmentProblem):

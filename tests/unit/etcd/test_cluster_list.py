@@ -107,7 +107,7 @@ def test_certificates_are_not_on_disk_and_are_removed_on_close() -> None:
 
 
 @pytest.mark.parametrize("change", [{"version": PROTOCOL_VERSION + 1}, {"at_ms": "then"}])
-def test_cluster_of_another_version_is_refused_with_what_to_do(change: dict[str, object]) -> None:
+def test_cluster_of_another_version_is_refused_with_a_hint(change: dict[str, object]) -> None:
     record = ClusterRecord(PROTOCOL_VERSION, "job", "f", 1)
     assert read_record(msgspec.json.encode(record)) == record
     other = msgspec.to_builtins(record) | change

@@ -126,7 +126,7 @@ def test_probe_of_an_absent_or_silent_machine_finds_nothing() -> None:
     assert seen(port).state is None
 
 
-def test_probe_server_tells_etcd_clients_what_it_waits_for() -> None:
+def test_probe_server_reports_to_etcd_clients_what_it_waits_for() -> None:
     def ask(port: int) -> dict[str, object]:
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(f"http://{LOCAL}:{port}/v3/kv/range", b"{}", timeout=10)

@@ -184,7 +184,7 @@ def test_auto_is_replaced_by_the_modules_it_finds() -> None:
     assert modules_to_preload(("a", "b.c"), "/no/python", ["gone.py"]) == ("a", "b.c")
 
 
-def test_modules_beside_the_script_or_on_the_path_are_left_out(
+def test_modules_next_to_the_script_or_on_the_path_are_excluded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(folder, "json.py", "work/xml.py", "elsewhere/x")

@@ -257,7 +257,7 @@ def test_summary_merges_the_leaders_record_and_node_statuses(
     assert (read_run_ids(client), read_run_ids(client, running=True)) == (["job/1"], [])
 
 
-def test_job_of_another_version_is_refused_with_what_to_do(etcd: Etcd, client: EtcdClient) -> None:
+def test_job_of_another_version_is_refused_with_a_hint(etcd: Etcd, client: EtcdClient) -> None:
     assert read_ports(client, "newer") == []
     etcd.put(JobKeys(DEFAULT_PREFIX, "newer").leader, b"hf9 x 3e9")
     with pytest.raises(HoldfastError, match="install the same Holdfast on all nodes"):

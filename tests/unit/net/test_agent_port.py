@@ -189,7 +189,7 @@ async def test_silent_connections_do_not_keep_a_watcher_out(
 
 
 @in_loop
-async def test_control_client_that_nobody_serves_is_disconnected(
+async def test_unserved_control_client_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(agent_port, "SERVE_S", 0.0)

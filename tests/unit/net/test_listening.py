@@ -46,7 +46,7 @@ def test_host_name_listens_on_all_addresses(monkeypatch: pytest.MonkeyPatch) -> 
     assert bound_to("my-own-name")[0] in ("::", "0.0.0.0")
 
 
-def test_endpoint_is_bound_if_it_belongs_to_this_host_or_the_user_says_so(
+def test_endpoint_is_bound_if_it_belongs_to_this_host_or_is_host_is_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert try_bind(FOREIGN, 0, None) is None

@@ -81,7 +81,7 @@ def test_certificates_of_other_tokens_or_hosts_are_refused(
         complete_handshake(server, client, host)
 
 
-def test_server_refuses_a_client_of_another_token_that_verifies_nothing(tmp_path: Path) -> None:
+def test_server_refuses_a_client_with_another_token_that_verifies_nothing(tmp_path: Path) -> None:
     client = context(tmp_path, make_certificate(OTHER), server=False)
     client.check_hostname = False
     client.verify_mode = ssl.CERT_NONE

@@ -202,7 +202,7 @@ def test_a_signal_raises_in_the_function(
     messages.close()
 
 
-def test_a_function_in_native_code_dies_of_the_signal(callers: Callers, tmp_path: Path) -> None:
+def test_function_in_native_code_is_killed_by_the_signal(callers: Callers, tmp_path: Path) -> None:
     messages = WorkerMessages(tmp_path)
     started = callers.start(fns.wait_in_native_code, (str(messages.path),))
     os.kill(messages.take(1)["waits"], signal.SIGTERM)

@@ -71,7 +71,7 @@ def test_page_is_well_formed_and_self_contained() -> None:
     assert checker.scripts == 1
 
 
-def test_policy_allows_only_the_own_style_and_script() -> None:
+def test_policy_allows_only_the_dashboards_style_and_script() -> None:
     page = page_of(one_restart())
     found = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
     assert found is not None
