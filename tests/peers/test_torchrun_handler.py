@@ -109,8 +109,8 @@ def test_coordinator_takeover_restarts_no_worker() -> None:
             nodes = [job.node(is_host=False) for _ in range(2)]
             meet(*nodes)
         with Coordinator("--take-over", f"--endpoint={job.endpoint}"):
-            connections = [node._node._connection for node in nodes]
-            until(lambda: all(one.view.term >= TERMS_PER_PLACE for one in connections))
+            memberships = [node._node._membership for node in nodes]
+            until(lambda: all(one.view.term >= TERMS_PER_PLACE for one in memberships))
             assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
             for node in nodes:
                 node.shutdown()

@@ -199,7 +199,7 @@ class CoordinatedJob:
         self._reporter.ranks_assigned()
 
     def workers_stopped(self) -> None:
-        """Stop the timer that limits how long workers may run without a membership."""
+        """Stop the timer that limits how long workers may run without contact to the coordinator."""
         if self.workers_deadline is not None:
             self.workers_deadline.end()
 

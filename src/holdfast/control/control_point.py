@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
         @property
         def membership(self) -> Membership | None:
-            """The membership in a job of several nodes; None if the job has only this agent."""
+            """The membership in a job of several nodes; None if this agent decides alone."""
 
         @property
         def live_workers(self) -> dict[int, int]:

@@ -324,7 +324,7 @@ class DynamicRendezvousHandler(MembershipHandler):
         self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
     ) -> Membership:
         """Join the job with this role and size; later calls return the same membership."""
-        is_new = self._connection is None
+        is_new = self._membership is None
         membership = super().enter(
             role=role, local_world_size=local_world_size, max_restarts=max_restarts
         )
@@ -337,8 +337,8 @@ class DynamicRendezvousHandler(MembershipHandler):
     def is_closed(self) -> bool:
         """Read the state now; return whether the job has ended for all nodes."""
         access = self.access
-        if isinstance(self._connection, BackendMembership):
-            return access.refresh(self._connection)
+        if isinstance(self._membership, BackendMembership):
+            return access.refresh(self._membership)
         # Read without joining: only `enter` knows the node's role and size.
         membership = access.open(access.node, access.job_settings)
         try:
@@ -429,7 +429,7 @@ def check_settings(settings: RendezvousSettings) -> None:
         )
 
 
-def _close_all(connection: Membership, worker_store: Any) -> None:
-    connection.close()
+def _close_all(membership: Membership, worker_store: Any) -> None:
+    membership.close()
     if worker_store is not None:
         worker_store.close()

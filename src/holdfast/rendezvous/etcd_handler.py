@@ -195,7 +195,7 @@ class EtcdAccess(JobAccess):
                 if cluster is None
                 else cluster.credentials()
             )
-        connection = EtcdMembership(
+        membership = EtcdMembership(
             self._etcd,
             prefix=rdzv_conf.value_of(params, "etcd_prefix"),
             run_id=self.run_id,
@@ -214,8 +214,8 @@ class EtcdAccess(JobAccess):
             credentials=credentials,
             control=OFF if self.is_polled else conf.control,
         )
-        connection.start()
-        return connection
+        membership.start()
+        return membership
 
     def close(self) -> None:
         """Remove the certificates of the job's own cluster."""

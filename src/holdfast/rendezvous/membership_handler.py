@@ -68,7 +68,7 @@ class MembershipHandler(RendezvousHandler):
         self.node_id = access.node_id
         """This node's name in the job."""
         self._worker_store: WorkerStore | None = None
-        self._connection: Membership | None = None
+        self._membership: Membership | None = None
         self._was_standby = False
         self._has_left = True  # Whether the leave is stored, or none is needed.
         self._clear = (0, 0)  # The term and `Status.clear` of the last report.
@@ -108,7 +108,7 @@ class MembershipHandler(RendezvousHandler):
         self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
     ) -> Membership:
         """Join the job with this role and size; later calls return the same membership."""
-        if self._connection is None:
+        if self._membership is None:
             self._worker_store = WorkerStore(
                 ports=PORTS,
                 served=self.use_agent_store,
@@ -117,19 +117,19 @@ class MembershipHandler(RendezvousHandler):
             )
             try:
                 store = self._worker_store
-                self._connection = self.access.connect(
+                self._membership = self.access.connect(
                     JoinRequest(role, local_world_size, max_restarts, store.numbers, store.secret)
                 )
             except BaseException:
                 self._worker_store.close()
                 raise
-        return self._connection
+        return self._membership
 
     def serve_workers(self, view: View) -> None:
         """Once the workers may start, serve their store, or attest this host at it."""
         store = self._worker_store
         assert store is not None
-        assert self._connection is not None
+        assert self._membership is not None
         if not view.start:  # No worker needs it yet, and its port may change.
             return
         held = store.numbers
@@ -142,13 +142,13 @@ class MembershipHandler(RendezvousHandler):
             key=self.access.store_key(view),
         )
         if store.numbers != held:
-            self._connection.hold_ports(store.numbers)
+            self._membership.hold_ports(store.numbers)
 
     def info_of(self, view: View) -> RendezvousInfo:
         """Return a member's view as TorchElastic's `RendezvousInfo`."""
-        assert self._connection is not None
+        assert self._membership is not None
         self.serve_workers(view)
-        store = self._connection.store(self.access.scope_of(view))
+        store = self._membership.store(self.access.scope_of(view))
         return RendezvousInfo(store, view.rank, view.size, self.meeting_point(view))
 
     def meeting_point(self, view: View) -> RendezvousStoreInfo:
@@ -159,15 +159,15 @@ class MembershipHandler(RendezvousHandler):
 
     # Messages, one line each.
 
-    def describe_timeout(self, connection: Membership) -> str:
+    def describe_timeout(self, membership: Membership) -> str:
         """Return how many nodes joined, or the problem if there never was a view."""
-        limit, view = f"{self.join_timeout_s:g} s", connection.view
+        limit, view = f"{self.join_timeout_s:g} s", membership.view
         if view is not None and view.wait_reason:
             return f"{self.endpoint}: {view.wait_reason} (join_timeout: {limit})"
         if view is not None:
             here = f"{view.present} of {view.needed} nodes"
             return f"{here} joined at {self.endpoint} within {limit} (join_timeout)"
-        problem = connection.problem() or f"no response from {self.access.authority_at}"
+        problem = membership.problem() or f"no response from {self.access.authority_at}"
         return f"{problem} (join_timeout: {limit})"
 
     def describe_loss(self, lost: CoordinatorLost) -> str:
@@ -194,12 +194,12 @@ class MembershipHandler(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait until this node and all other members have arrived in a new round."""
-        connection = self._enter_polled()
+        membership = self._enter_polled()
         while True:
-            view = self._next_round(connection)
+            view = self._next_round(membership)
             info = self.info_of(view)
             try:
-                self._await_members(connection, view)
+                self._await_members(membership, view)
             except RoundOver as over:
                 console.info(f"generation {view.generation} did not start: {over}")
                 continue
@@ -216,22 +216,22 @@ class MembershipHandler(RendezvousHandler):
 
     def set_closed(self) -> None:
         """End the job for all nodes."""
-        connection = self._enter_polled()
-        connection.report(NodePhase.CLOSING, self._generation)
+        membership = self._enter_polled()
+        membership.report(NodePhase.CLOSING, self._generation)
         limit_s = self.access.close_timeout_s
         if limit_s is None:
             return
         deadline = time.monotonic() + limit_s
         while not self.is_closed():
-            view = connection.view
+            view = membership.view
             if view is not None and view.role is NodeRole.REFUSED:
                 raise RendezvousConnectionError(self.describe_refusal(view.why, view.refusal))
             if time.monotonic() >= deadline:
                 raise RendezvousTimeoutError(
                     f"the job {self.get_run_id()!r} could not be closed in {limit_s:g} s: "
-                    f"{connection.problem() or 'no response'}"
+                    f"{membership.problem() or 'no response'}"
                 )
-            self._await_news(connection, deadline)
+            self._await_news(membership, deadline)
 
     def num_nodes_waiting(self) -> int:
         """Return a number above 0 if the workers must restart in another round, or the job has ended.
@@ -246,12 +246,12 @@ class MembershipHandler(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """Leave the job, which continues without this node, and release all resources."""
-        connection, self._connection = self._connection, None
+        membership, self._membership = self._membership, None
         self.round, self._was_standby = None, False
         try:
-            if connection is not None:
-                self._has_left = connection.leave(self.access.leave_timeout_s)
-                connection.close()
+            if membership is not None:
+                self._has_left = membership.leave(self.access.leave_timeout_s)
+                membership.close()
             if self._worker_store is not None:
                 self._worker_store.close()
                 self._worker_store = None
@@ -269,41 +269,41 @@ class MembershipHandler(RendezvousHandler):
     def _generation(self) -> int:
         return self.round.generation if self.round is not None else -1
 
-    def _next_round(self, connection: Membership) -> View:
+    def _next_round(self, membership: Membership) -> View:
         """Wait for a round that is new to this node, and report that it runs."""
         self._clear = (self.round.term if self.round is not None else 0, self._generation + 1)
-        connection.report(NodePhase.READY, self._generation, clear=self._generation + 1)
+        membership.report(NodePhase.READY, self._generation, clear=self._generation + 1)
         deadline = time.monotonic() + self.join_timeout_s
-        while (view := connection.view) is None or not self._is_new(connection, view):
+        while (view := membership.view) is None or not self._is_new(membership, view):
             if not self._was_standby and time.monotonic() >= deadline:
                 error = RendezvousTimeoutError(
-                    self.describe_timeout(connection),
+                    self.describe_timeout(membership),
                     hint="join_timeout in --rdzv-conf sets the time",
                 )
-                connection.report(NodePhase.LEAVING, self._generation)
+                membership.report(NodePhase.LEAVING, self._generation)
                 raise error
-            self._await_news(connection, None if self._was_standby else deadline)
+            self._await_news(membership, None if self._was_standby else deadline)
         self.round = view
-        connection.report(NodePhase.RUNNING, view.generation)
+        membership.report(NodePhase.RUNNING, view.generation)
         return view
 
-    def _is_new(self, connection: Membership, view: View) -> bool:
+    def _is_new(self, membership: Membership, view: View) -> bool:
         match view.role:
             case NodeRole.MEMBER:
                 self._was_standby = False
                 if view.generation > self._generation and not view.start:
-                    self._report_clear(connection, view.term, view.generation)
+                    self._report_clear(membership, view.term, view.generation)
                     return False
                 return view.generation > self._generation
             case NodeRole.WAITING:
-                self._report_clear(connection, view.term, view.generation + 1)
+                self._report_clear(membership, view.term, view.generation + 1)
             case NodeRole.STANDBY:
                 if not self._was_standby:
                     self.announce("the round is full: standing by to replace a node")
                 self._was_standby = True
-                self._report_clear(connection, view.term, view.generation + 1)
+                self._report_clear(membership, view.term, view.generation + 1)
             case NodeRole.FENCED:
-                connection.rejoin()
+                membership.rejoin()
             case NodeRole.REFUSED:
                 raise RendezvousConnectionError(self.describe_refusal(view.why, view.refusal))
             case NodeRole.CLOSED if self._was_standby:
@@ -315,20 +315,20 @@ class MembershipHandler(RendezvousHandler):
                 )
         return False
 
-    def _report_clear(self, connection: Membership, term: int, generation: int) -> None:
+    def _report_clear(self, membership: Membership, term: int, generation: int) -> None:
         """Report that no workers of earlier generations run here."""
         if (term, generation) > self._clear:
             self._clear = (term, generation)
-            connection.report(NodePhase.READY, self._generation, clear=generation)
+            membership.report(NodePhase.READY, self._generation, clear=generation)
 
-    def _await_members(self, connection: Membership, view: View) -> None:
+    def _await_members(self, membership: Membership, view: View) -> None:
         """Wait until every member of a round has arrived; raise `RoundOver` if the round ends.
 
         The first node waits for the keys of all others, then sets `ALL_ARRIVED`, for which the others wait.
         """
         if view.size == 1:
             return
-        store = self.access.arrivals(connection, f"arrivals/{self.access.scope_of(view)}")
+        store = self.access.arrivals(membership, f"arrivals/{self.access.scope_of(view)}")
         awaited = [[ALL_ARRIVED]]
         if view.rank == 0:
             ranks = [str(rank) for rank in range(1, view.size)]
@@ -375,23 +375,23 @@ class MembershipHandler(RendezvousHandler):
     # News.
 
     def _newest_view(self) -> View | None:
-        if self._connection is None:
+        if self._membership is None:
             return None
-        self._take(self._connection)
-        return self._connection.view
+        self._take(self._membership)
+        return self._membership.view
 
-    def _await_news(self, connection: Membership, deadline: float | None) -> None:
+    def _await_news(self, membership: Membership, deadline: float | None) -> None:
         poll = select.poll()
-        poll.register(connection.fileno(), select.POLLIN)
+        poll.register(membership.fileno(), select.POLLIN)
         rest_s = NEWS_S if deadline is None else min(NEWS_S, deadline - time.monotonic())
         poll.poll(max(1, int(rest_s * 1000)))
-        self._take(connection)
+        self._take(membership)
 
-    def _take(self, connection: Membership) -> None:
-        for news in connection.take():
+    def _take(self, membership: Membership) -> None:
+        for news in membership.take():
             match news:
                 case CoordinatorLost():
                     raise RendezvousConnectionError(self.describe_loss(news))
                 case JoinRefused(why):
-                    raise self.access.error_of(connection, self.describe_refusal(why))
-        self.access.check(connection)
+                    raise self.access.error_of(membership, self.describe_refusal(why))
+        self.access.check(membership)

@@ -92,9 +92,9 @@ class RoundKeys(CoordinatorStore):
     """The keys of a round. Once the round is over, a call raises `RoundOver`."""
 
     def __init__(self, node: PluginNode, scope: str, timeout_s: float) -> None:
-        connection = node.enter()
-        assert isinstance(connection, CoordinatorMembership)
-        super().__init__(connection, scope, timeout_s)
+        membership = node.enter()
+        assert isinstance(membership, CoordinatorMembership)
+        super().__init__(membership, scope, timeout_s)
         self._node = node
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:

@@ -126,7 +126,7 @@ export function timeline(element) {
     draw();
     const all = state.generations;
     const { job } = state;
-    say(measured, `Detect to warmup are the stages of the restart that led to a generation${job.measured < job.members ? `, as ${job.measured} of ${job.members} nodes recorded them` : ""}.`);
+    say(measured, `The columns from detect to warmup are the stages of the restart that led to a generation${job.measured < job.members ? `, as ${job.measured} of ${job.members} nodes recorded them` : ""}.`);
     const key = JSON.stringify([all.slice(-GENERATIONS_SHOWN), Math.floor(now() / 5)]);
     fill(list, key, () => all.length ? table(["generation", "#started", "#ranks", "#ran", ...restart().map((name) => `#${name}`), "ended by"],
       all.slice(-GENERATIONS_SHOWN).map((one, place) => [one, Math.max(0, all.length - GENERATIONS_SHOWN) + place]).reverse().map(([one, at]) => [
