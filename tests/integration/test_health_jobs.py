@@ -112,11 +112,11 @@ class Held:
 
     def __init__(self) -> None:
         self.entered = threading.Event()
-        self.let_go = threading.Event()
+        self.released = threading.Event()
 
     def hold(self) -> None:
         self.entered.set()
-        assert self.let_go.wait(PATIENCE_S)
+        assert self.released.wait(PATIENCE_S)
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def running(
             [line] = [line for line in log.messages if line.startswith(AT_PORT)]
             yield int(line.removeprefix(AT_PORT))
         finally:
-            held.let_go.set()
+            held.released.set()
         assert not run.result(PATIENCE_S).is_failed()
     handler.shutdown()
 

@@ -363,7 +363,7 @@ from test_tcp_server import Client, TcpStoreServer, listener
 server = TcpStoreServer(listener())
 server.start()
 first = Client(server.port)
-first.ask(b"", b"")
+first.expect_reply(b"", b"")
 late = socket.socket()
 late.settimeout(30)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -376,7 +376,7 @@ except OSError:
 late.connect(("127.0.0.1", server.port))
 late.sendall(b"\\0\\xce\\xf7\\x85\\x3c\\x0dping")
 for _ in range(1000):
-    first.ask(b"", b"")
+    first.expect_reply(b"", b"")
 assert server.clients == 1
 for one in taken:
     os.close(one)
