@@ -109,9 +109,9 @@ def test_handler_may_flush_and_replace_itself(log: pytest.LogCaptureFixture) -> 
 PLUGIN = """
 from holdfast.events import EventHandler
 class Mine(EventHandler):
-    got = []
+    received = []
     def record(self, event):
-        self.got.append(event)
+        self.received.append(event)
 """
 
 
