@@ -618,7 +618,9 @@ class _Description:
                 "detected counts as useful."
             )
         if outcome.state == "killed":
-            notes.append("No end of the job is recorded; the report ends with the last entry in these folders.")
+            notes.append(
+                "No end of the job is recorded; the report ends with the last entry in these folders."
+            )
         if self.skipped_jobs:
             notes.append(f"These folders have {self.skipped_jobs} other jobs; this is the newest.")
 
