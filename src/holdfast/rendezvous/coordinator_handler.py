@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import os
 import shlex
 from typing import TYPE_CHECKING
@@ -30,7 +29,6 @@ from holdfast.wire.handshake import job_token
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from holdfast.core.protocol import View
     from holdfast.membership.interface import Membership
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
     from holdfast.store.store_interface import RoundStore
@@ -85,8 +83,6 @@ class CoordinatorAccess(JobAccess):
             self.given_id = f"node_id={conf.node_id}"
         elif fixed_rank >= 0:
             self.given_id = f"--node-rank {fixed_rank}"
-        self.job_token = b""
-        """The part of the token that protects this job's store; empty without a token."""
         self._membership: CoordinatorMembership | None = None
         if len(self._endpoints) > 1 and params.kind is Backend.STATIC:
             raise UsageError(
@@ -157,15 +153,6 @@ class CoordinatorAccess(JobAccess):
         if self.is_polled or names_loopback(host):
             return ""  # Another launcher's job, or a job on one machine.
         return survives
-
-    def store_key(self, view: View) -> bytes:
-        """Return the key of a view's store, combined with the job's token if there is one.
-
-        Without TLS a third party may read a view, but does not know the token.
-        """
-        if not view.store_key or not self.job_token:
-            return view.store_key
-        return hmac.digest(self.job_token, view.store_key, "sha256")
 
     def arrivals(self, membership: Membership, scope: str) -> RoundStore:
         """Return the store in which nodes announce their arrival."""
