@@ -13,7 +13,6 @@ from holdfast.membership.coordinator import CoordinatorMembership
 from holdfast.net.addresses import names_loopback
 from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
 from holdfast.net.listening import LOOPBACK, address_of
-from holdfast.net.token import choose_token
 from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.job_access import (
@@ -101,13 +100,7 @@ class CoordinatorAccess(JobAccess):
         """Return a started membership."""
         conf, params = self._config, self._params
         (host, port), *later = self._endpoints
-        token = choose_token(
-            host,
-            self.environ,
-            token_file=conf.token_file,
-            auth=conf.auth,
-            certified=conf.certified,
-        )
+        token = conf.token_for(host, self.environ)
         self.job_token = job_token(token, self.run_id) if token is not None else b""
         # If a node is disconnected, Holdfast's agent can stop its workers; agents of other launchers cannot.
         self_fencing = conf.on_lost == "stop" and not self.is_polled
