@@ -33,6 +33,7 @@ from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
 from holdfast.net.listening import is_local, raise_descriptor_limit, try_bind
 from holdfast.printable import one_line
 from holdfast.processes.signals import SignalException, in_words
+from holdfast.rendezvous.coordinator_handler import DEFAULT_PORT
 from holdfast.rendezvous.ha_handler import cluster_list_of
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters, parse, parse_text
 
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from holdfast.rendezvous.rdzv_conf import RendezvousConfig
 
 DEFAULT_ENDPOINT = "localhost"
-DEFAULT_PORT = 29400
 RESOLVE_S = 30.0
 ADDRESSES_SHOWN_MAX = 4
 NODES_SHOWN_MAX = 100

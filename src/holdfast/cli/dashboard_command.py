@@ -24,8 +24,9 @@ from holdfast.control.job_client import (
     RequestRefused,
 )
 from holdfast.control.runtime_dir import runtime_dir
+from holdfast.core.limits import PORT_MAX
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.net.addresses import names_loopback
+from holdfast.net.addresses import LOOPBACK, names_loopback
 from holdfast.net.http_server import listen_tcp
 from holdfast.views.dashboard.access import Access, draw_token
 from holdfast.views.dashboard.watched_job import WatchedJob
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from holdfast.control.job_client import JobClient
 
 DEFAULT_PORT = 29480
-LOOPBACK = "127.0.0.1"
-PORT_MAX = 65_535
 
 DESCRIPTION = """\
 Serve a web page about a running job: its state, timeline, ranks, logs, stacks

@@ -10,9 +10,9 @@ from holdfast.core.limits import PLACES_MAX
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import UsageError
 from holdfast.membership.coordinator import CoordinatorMembership
-from holdfast.net.addresses import names_loopback
+from holdfast.net.addresses import LOOPBACK, names_loopback
 from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
-from holdfast.net.listening import LOOPBACK, address_of
+from holdfast.net.listening import address_of
 from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.job_access import (

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.errors import EnvironmentProblem
 from holdfast.net import addresses
-from holdfast.net.listening import LOOPBACK, ReservedPort, address_of
+from holdfast.net.addresses import LOOPBACK
+from holdfast.net.listening import ReservedPort, address_of
 from holdfast.rendezvous.handler import (
     RendezvousHandler,
     RendezvousInfo,
