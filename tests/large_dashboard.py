@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.cli.dashboard_command import Commands, TokenFile
+from holdfast.cli.dashboard_command import TokenFile
 from holdfast.control.job_client import ControlProblem
 from holdfast.net.http_server import listen_tcp
 from holdfast.views.dashboard.access import Access, draw_token
@@ -22,8 +22,6 @@ from holdfast.wire.messages import JobSummary, NodeReport, NodeSummary, WorkerRe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-    from holdfast.control.job_client import JobClient
 
 PER_NODE = 8
 SLOW = 333
@@ -83,18 +81,12 @@ class LargeJob:
         raise ControlProblem(f"{node} is not there")
 
 
-class LargeCommands(Commands):
-    """Connects to the fictitious job."""
+async def main() -> None:
+    job: Any = LargeJob(int(sys.argv[1]))
 
-    def __init__(self, ranks: int) -> None:
-        self._job: Any = LargeJob(ranks)
-
-    async def connect(self) -> JobClient:
-        job: JobClient = self._job
+    async def connect() -> Any:
         return job
 
-
-async def main() -> None:
     listener = listen_tcp("127.0.0.1", 0, name="--port")
     port = listener.getsockname()[1]
     token = draw_token()
@@ -103,8 +95,8 @@ async def main() -> None:
             f"The dashboard is at http://127.0.0.1:{port}/\nThe login token is in {path}",
             flush=True,
         )
-        job = WatchedJob(LargeCommands(int(sys.argv[1])), is_read_only="--read-only" in sys.argv)
-        await serve(listener, Access(token, port), job)
+        watched = WatchedJob(connect, is_read_only="--read-only" in sys.argv)
+        await serve(listener, Access(token, port), watched)
 
 
 if __name__ == "__main__":

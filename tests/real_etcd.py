@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from certificates import Pair, make_ca, make_certificate
-from holdfast.etcd.runner import LOOPBACK, EtcdProcess, find_binary, hold_port, log_tail
+from holdfast.etcd.runner import EtcdProcess, find_binary, hold_port, log_tail
+from holdfast.net.addresses import LOOPBACK
 
 if TYPE_CHECKING:
     import socket

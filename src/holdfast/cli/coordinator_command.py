@@ -31,9 +31,9 @@ from holdfast.launcher.story_file import story_to
 from holdfast.net import addresses
 from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
 from holdfast.net.listening import is_local, raise_descriptor_limit, try_bind
-from holdfast.net.token import choose_token
 from holdfast.printable import one_line
 from holdfast.processes.signals import SignalException, in_words
+from holdfast.rendezvous.coordinator_handler import DEFAULT_PORT
 from holdfast.rendezvous.ha_handler import cluster_list_of
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters, parse, parse_text
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from holdfast.rendezvous.rdzv_conf import RendezvousConfig
 
 DEFAULT_ENDPOINT = "localhost"
-DEFAULT_PORT = 29400
 RESOLVE_S = 30.0
 ADDRESSES_SHOWN_MAX = 4
 NODES_SHOWN_MAX = 100
@@ -168,13 +167,7 @@ def execute(args: argparse.Namespace) -> None:
     config = _config(args)
     place = _own_place(args, endpoints) if args.take_over else 0
     host, port = endpoints[place]
-    token = choose_token(
-        host,
-        os.environ,
-        token_file=config.token_file,
-        auth=config.auth,
-        certified=config.certified,
-    )
+    token = config.token_for(host, os.environ)
     tls = config.tls_with(token)
     if tls is not None:
         tls.for_server()  # Raises for an unusable file before the port is bound.

@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.cli.operate import add_job_flags, choice_of, choose_job, connect, parse_ranks
+from holdfast.cli.operate import add_job_flags, choice_of, choose_job, connect
 from holdfast.cli.parser import CommandParser
 from holdfast.control.discovery import local_jobs, open_job
 from holdfast.control.job_client import (
@@ -23,23 +23,18 @@ from holdfast.control.job_client import (
     JobUnreachable,
     RequestRefused,
 )
-from holdfast.control.job_logs import follow_logs
 from holdfast.control.runtime_dir import runtime_dir
+from holdfast.core.limits import PORT_MAX
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.net.addresses import names_loopback
+from holdfast.net.addresses import LOOPBACK, names_loopback
 from holdfast.net.http_server import listen_tcp
 from holdfast.views.dashboard.access import Access, draw_token
 from holdfast.views.dashboard.watched_job import WatchedJob
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from holdfast.control.job_client import JobClient
-    from holdfast.wire.messages import LogLines, LogsQuery
 
 DEFAULT_PORT = 29480
-LOOPBACK = "127.0.0.1"
-PORT_MAX = 65_535
 
 DESCRIPTION = """\
 Serve a web page about a running job: its state, timeline, ranks, logs, stacks
@@ -122,13 +117,13 @@ def execute(args: argparse.Namespace) -> None:
 async def _serve(args: argparse.Namespace) -> None:
     from holdfast.views.dashboard.web_server import serve
 
-    commands = Commands(args)
+    connector = JobConnector(args)
     is_read_only = args.read_only
     if not args.agent_pid:
-        async with await commands.connect() as client:  # Reconnect only to this job.
+        async with await connector.connect() as client:  # Reconnect only to this job.
             args.rdzv_id = client.run_id
             is_read_only |= client.read_only
-            commands.was_found = True
+            connector.was_found = True
     listener = listen_tcp(args.host, args.port, name="--port", host_name="--host")
     host, port = listener.getsockname()[:2]
     token = draw_token()
@@ -149,7 +144,7 @@ async def _serve(args: argparse.Namespace) -> None:
             if sys.stdout.isatty():
                 print(f"Log in with the token {token}")
             print(f"The login token is in {path}", flush=True)
-        job = WatchedJob(commands, is_read_only=is_read_only, log_dirs=args.log_dir)
+        job = WatchedJob(connector.connect, is_read_only=is_read_only, log_dirs=args.log_dir)
         await serve(listener, Access(token, port, names), job, ended)
 
 
@@ -169,8 +164,8 @@ async def _end_of_stdin() -> None:
         loop.remove_reader(0)
 
 
-class Commands:
-    """The functions of the other commands that the dashboard uses."""
+class JobConnector:
+    """Connects to the job of a dashboard."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
@@ -191,18 +186,6 @@ class Commands:
             if one.here.pid == self._args.agent_pid:
                 return await open_job(one)
         raise JobUnreachable("the agent of this dashboard does not respond yet")
-
-    async def follow_logs(
-        self,
-        client: JobClient,
-        wanted: LogsQuery,
-        node: str,
-        show: Callable[[LogLines], Awaitable[None]],
-    ) -> None:
-        await follow_logs(client, wanted, node, show, console.debug)
-
-    def parse_ranks(self, text: str) -> list[int]:
-        return parse_ranks(text)
 
 
 class TokenFile:

@@ -17,7 +17,7 @@ from holdfast.cli.parser import CommandParser
 from holdfast.control import discovery
 from holdfast.control.discovery import Directory, JobChoice, local_jobs, place_of, stored_jobs
 from holdfast.control.job_client import JobUnreachable
-from holdfast.control.job_logs import follow_logs
+from holdfast.control.job_logs import follow_logs, parse_ranks
 from holdfast.core.limits import GRACE_S_MAX, REQUEST_WHY_CHARS_MAX
 from holdfast.core.requests import Action
 from holdfast.errors import EnvironmentProblem, UsageError
@@ -37,7 +37,6 @@ WATCH_EVERY_S = 1.0
 GIVE_UP_S = 60.0
 """`status --watch` exits if the job is unreachable for this long."""
 CLEAR = "\x1b[H\x1b[2J"
-RANKS_MAX = 65_536
 
 DEFAULT_JOB = """
 Without --rdzv-endpoint, --rdzv-backend or --ha, the command uses the job that
@@ -232,25 +231,6 @@ def choose_job(parsed: argparse.Namespace) -> None:
             f"--rdzv-id: {parsed.rdzv_id!r} conflicts with JOB {parsed.job!r}; accepted: one of the two"
         )
     parsed.rdzv_id = parsed.rdzv_id or parsed.job
-
-
-def parse_ranks(text: str) -> list[int]:
-    """Return the ranks in a list like `0,8-15`."""
-    ranks: list[int] = []
-    for part in text.split(",") if text else ():
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise UsageError(f"--rank: {part!r} is not a rank; accepted: a list like 0,8-15")
-        # A number with more than nine digits exceeds `RANKS_MAX` anyway.
-        span = range(int(first[:9]), int((last if dash else first)[:9]) + 1)
-        if not span:
-            raise UsageError(
-                f"--rank: {part!r} ends before it starts; accepted: a list like 0,8-15"
-            )
-        if len(ranks) + len(span) > RANKS_MAX:
-            raise UsageError(f"--rank: more than {RANKS_MAX} ranks")
-        ranks += span
-    return ranks
 
 
 def check(args: argparse.Namespace) -> None:

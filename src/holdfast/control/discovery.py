@@ -170,15 +170,7 @@ def _secured(choice: JobChoice, host: str, port: int) -> Endpoint:
             "c10d", choice.endpoint, run_id or "none", 1, 1, **choice.settings
         )
     )
-    token = choose_token(
-        host,
-        os.environ,
-        token_file=conf.token_file,
-        auth=conf.auth,
-        certified=conf.certified,
-        read_only=True,
-        make=False,
-    )
+    token = conf.token_for(host, os.environ, read_only=True, make=False)
     tls = conf.tls_with(token, run_id)
     if tls is not None and tls.is_psk and token is not None and token.startswith(READ_ONLY_PREFIX):
         raise UsageError("--rdzv-conf: tls=psk requires the full token; this one is read-only")

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from holdfast.control.job_client import ControlProblem, JobNotFound
+from holdfast.errors import UsageError
 from holdfast.numa.affinity import format_ranges
 
 if TYPE_CHECKING:
@@ -17,6 +18,26 @@ if TYPE_CHECKING:
 BEGIN_EVERY_S = 0.5
 """How often the client checks for nodes that it does not follow yet, at most."""
 NODES_SHOWN = 10
+RANKS_MAX = 65_536
+
+
+def parse_ranks(text: str) -> list[int]:
+    """Return the ranks in a list like `0,8-15`."""
+    ranks: list[int] = []
+    for part in text.split(",") if text else ():
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UsageError(f"--rank: {part!r} is not a rank; accepted: a list like 0,8-15")
+        # A number with more than nine digits exceeds `RANKS_MAX` anyway.
+        span = range(int(first[:9]), int((last if dash else first)[:9]) + 1)
+        if not span:
+            raise UsageError(
+                f"--rank: {part!r} ends before it starts; accepted: a list like 0,8-15"
+            )
+        if len(ranks) + len(span) > RANKS_MAX:
+            raise UsageError(f"--rank: more than {RANKS_MAX} ranks")
+        ranks += span
+    return ranks
 
 
 async def follow_logs(

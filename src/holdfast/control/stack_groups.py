@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from holdfast.numa.affinity import format_ranges
 from holdfast.printable import one_line
 
 PLACE_CHARS_MAX = 200
@@ -23,13 +24,7 @@ class StackGroup:
         """The ranks in short: `rank 7`, or `31 ranks (0-6, 8-31)`."""
         if len(self.ranks) == 1:
             return f"rank {self.ranks[0]}"
-        spans: list[list[int]] = []
-        for rank in self.ranks:
-            if spans and rank == spans[-1][-1] + 1:
-                spans[-1][1:] = [rank]
-            else:
-                spans.append([rank])
-        listed = ", ".join("-".join(map(str, span)) for span in spans)
+        listed = format_ranges(self.ranks).replace(",", ", ")
         return f"{len(self.ranks)} ranks ({listed})"
 
 

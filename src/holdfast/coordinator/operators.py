@@ -134,6 +134,8 @@ class Operators:
         # Until when and since when a job is watched, and whether its nodes report their workers.
         self._watched: dict[str, tuple[float, float, bool]] = {}
         self._reports: dict[Place, NodeReport] = {}
+        self._outdated: set[Place] = set()
+        """Nodes whose report is from before a client began to watch, or lacks their workers."""
         self._status_waits: dict[tuple[ServerConnection, int], StatusWait] = {}
 
     # Messages.
@@ -206,6 +208,7 @@ class Operators:
         if report.run_id not in self._watched:
             return
         self._reports[report.run_id, report.node] = report
+        self._outdated.discard((report.run_id, report.node))
         for wait in [one for one in self._status_waits.values() if one.run_id == report.run_id]:
             wait.missing.discard(report.node)
             if not wait.missing:
@@ -263,7 +266,7 @@ class Operators:
         return {
             name
             for name, node in nodes.items()
-            if (run_id, name) not in self._reports
+            if ((run_id, name) not in self._reports or (run_id, name) in self._outdated)
             and self._host.connection_of((run_id, name, node.info.incarnation)) is not None
         }
 
@@ -285,6 +288,9 @@ class Operators:
         now = self._loop.time()
         until, since, with_workers = self._watched.get(run_id, (0.0, -WATCH_S, False))
         workers = workers or (with_workers and now < until)
+        if workers and (now - since >= WATCH_S or not with_workers):
+            # Until now, the nodes reported only with their events, or not at all.
+            self._outdated.update(place for place in self._reports if place[0] == run_id)
         if now - since >= WATCH_S / 2 or workers != with_workers:
             since = now
             every_s = max(REPORT_EVERY_S, REPORT_S_PER_NODE * len(rounds.job.nodes))
@@ -310,6 +316,7 @@ class Operators:
             for place, report in self._reports.items()
             if place[0] in self._watched and place[1] in jobs[place[0]].job.nodes
         }
+        self._outdated &= self._reports.keys()
         for run_id in [one for one in self._seen if one not in jobs]:
             del self._seen[run_id]
             self._condition.pop(run_id, None)

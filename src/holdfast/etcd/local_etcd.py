@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 from holdfast.errors import UsageError
 from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.etcd.runner import (
-    LOOPBACK,
     STOP_S,
     EtcdDied,
     EtcdNotReady,
@@ -35,6 +34,7 @@ from holdfast.etcd.runner import (
     log_tail,
 )
 from holdfast.etcd.sync_client import EtcdClient
+from holdfast.net.addresses import LOOPBACK
 
 if TYPE_CHECKING:
     import socket

@@ -189,13 +189,12 @@ async def cluster_at(
     *,
     tls: ssl.SSLContext | None,
     server_name: str = "",
-    limit_s: float = TIMEOUT_S,
 ) -> str:
     """Return the cluster that an etcd has joined; empty before that."""
     with contextlib.suppress(TimeoutError, ConnectionProblem):
-        async with _connected(host, port, tls, server_name, limit_s) as connection:
+        async with _connected(host, port, tls, server_name, TIMEOUT_S) as connection:
             reply = await connection.request(
-                json_gateway.STATUS, b"{}", limit_s=limit_s, wants_leader=False
+                json_gateway.STATUS, b"{}", limit_s=TIMEOUT_S, wants_leader=False
             )
             status = json_gateway.decode_status(reply.body) if reply.status == OK else None
             return status[0] if status is not None else ""

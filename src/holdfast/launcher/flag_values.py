@@ -67,15 +67,15 @@ def as_is(text: str, _flag: str) -> str:
     return text
 
 
-def whole_number(text: str, flag: str, *, least: int = 0, most: int | None = None) -> int:
-    """Parse an integer within bounds."""
+def whole_number(text: str, flag: str, most: int | None = None) -> int:
+    """Parse an integer from 0 up to `most`."""
     try:
         number = int(text)
     except ValueError:
-        number = least - 1
-    if number < least or (most is not None and number > most):
+        number = -1
+    if number < 0 or (most is not None and number > most):
         to = "" if most is None else f" to {most}"
-        reject(text, flag, "is invalid", f"a whole number from {least}{to}")
+        reject(text, flag, "is invalid", f"a whole number from 0{to}")
     return number
 
 
@@ -86,7 +86,7 @@ def count(text: str, flag: str) -> int:
 
 def port(text: str, flag: str) -> int:
     """Parse a port; 0 is any free one."""
-    return whole_number(text, flag, most=PORT_MAX)
+    return whole_number(text, flag, PORT_MAX)
 
 
 def interval(text: str, flag: str) -> float:

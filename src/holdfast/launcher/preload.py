@@ -51,17 +51,11 @@ class Setting(Value):
     line: int
 
 
-def top_level_imports(source: bytes | str, *, as_main: bool) -> list[Import]:
-    """Return the absolute imports of a source in their order; `ValueError` if it is not Python.
-
-    `as_main`: the source runs as `__main__`.
-    """
-    steps = top_level_steps(source, as_main=as_main)
-    return [step for step in steps if not isinstance(step, Setting)]
-
-
 def top_level_steps(source: bytes | str, *, as_main: bool) -> list[Import | Setting]:
-    """Return the imports, as `top_level_imports` does, with the variables set between them."""
+    """Return the absolute imports of a source and the variables it sets between them, in order.
+
+    Raises `ValueError` if it is not Python. `as_main`: the source runs as `__main__`.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # The worker that runs it shows them.

@@ -161,21 +161,21 @@ def is_ip(host: str) -> bool:
 
 def is_loopback(address: str) -> bool:
     """Whether an address is a loopback address, which means a different machine on each machine."""
-    packed = _packed(address)
-    return packed is not None and (packed == _LOOPBACK_6 or (len(packed) == 4 and packed[0] == 127))
+    found = _packed(address)
+    return found is not None and (found == _LOOPBACK_6 or (len(found) == 4 and found[0] == 127))
 
 
 def is_unspecified(address: str) -> bool:
     """Whether an address means all addresses of this machine: `0.0.0.0` or `::`."""
-    packed = _packed(address)
-    return packed is not None and not any(packed)
+    found = _packed(address)
+    return found is not None and not any(found)
 
 
 def unmapped(address: str) -> str:
     """Return an address as other nodes use it: IPv4-mapped IPv6 as IPv4."""
-    packed = _packed(address) if address.startswith("::ffff:") else None
-    is_mapped = packed is not None and len(packed) == 4
-    return socket.inet_ntop(socket.AF_INET, packed) if packed and is_mapped else address
+    found = _packed(address) if address.startswith("::ffff:") else None
+    is_mapped = found is not None and len(found) == 4
+    return socket.inet_ntop(socket.AF_INET, found) if found and is_mapped else address
 
 
 _LOOPBACK_6 = bytes(15) + b"\1"
@@ -184,17 +184,26 @@ _MAPPED = bytes(10) + b"\xff\xff"
 
 @lru_cache(maxsize=1024)
 def _packed(host: str) -> bytes | None:
-    """Return an address as bytes, an IPv4-mapped IPv6 address as IPv4; None for a name.
+    """Return an address as `packed` does, or None for a name.
 
     Cached, because thousands of connections come from the same few addresses.
     """
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            packed = socket.inet_pton(family, host.partition("%")[0])
-        except (OSError, ValueError):  # ValueError: a null character.
-            continue
-        return packed[12:] if packed.startswith(_MAPPED) else packed
-    return None
+    try:
+        return packed(host)
+    except (OSError, ValueError):  # ValueError: a null character.
+        return None
+
+
+def packed(address: str) -> bytes:
+    """Return an address as bytes, an IPv4-mapped IPv6 address as IPv4; raise `OSError` for a name."""
+    address = address.partition("%")[0]
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return without_mapping(socket.inet_pton(family, address))
+
+
+def without_mapping(address: bytes) -> bytes:
+    """Return an IPv4-mapped IPv6 address as IPv4, and any other unchanged."""
+    return address[12:] if address.startswith(_MAPPED) else address
 
 
 # Connecting.

@@ -270,4 +270,4 @@ def open_agent_port(
 
 def explicit_token(environ: Mapping[str, str], *, read_only: bool = False) -> bytes | None:
     """Return the configured token. None is generated, because access to the store already protects the job."""
-    return choose_token(listening.LOOPBACK, environ, read_only=read_only)
+    return choose_token(addresses.LOOPBACK, environ, read_only=read_only)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import socket
 
+from holdfast.core.limits import PORT_MAX
 from holdfast.errors import UsageError
-from holdfast.net.addresses import names_loopback
-
-LOCALHOST = "localhost"
-PORT_MAX = 65_535
+from holdfast.net.addresses import LOCALHOST, names_loopback
 
 
 def parse_rendezvous_endpoint(

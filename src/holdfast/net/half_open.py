@@ -16,7 +16,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from holdfast.net.peer_user import MAPPED
+from holdfast.net.addresses import packed
 
 if TYPE_CHECKING:
     from typing import Any
@@ -103,7 +103,7 @@ def network_of(address: str) -> str:
     """Return the network that counts as one address: an IPv4 address, or the /64 of an IPv6 address."""
     if ":" not in address:
         return address
-    packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
-    if packed.startswith(MAPPED):
-        return socket.inet_ntop(socket.AF_INET, packed[12:])
-    return socket.inet_ntop(socket.AF_INET6, packed[:8].ljust(16, b"\0")) + "/64"
+    found = packed(address)
+    if len(found) == 4:
+        return socket.inet_ntop(socket.AF_INET, found)
+    return socket.inet_ntop(socket.AF_INET6, found[:8].ljust(16, b"\0")) + "/64"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import EnvironmentProblem, shortage_hint
 from holdfast.net import addresses, peer_user
-from holdfast.net.addresses import Address
+from holdfast.net.addresses import LOCALHOST, LOOPBACK, Address
 from holdfast.net.endpoints import format_endpoint
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-LOOPBACK = "127.0.0.1"
-LOOPBACK_NAMES = (LOOPBACK, "localhost")
+LOOPBACK_NAMES = (LOOPBACK, LOCALHOST)
 BACKLOG = 4096
 """Connections that wait to be accepted; the kernel also has its own limit. If the queue is full, the kernel drops
 the next connection, and its client retries after 1, 2 and 4 seconds. If 1,000 agents connect at once, the last is

@@ -16,6 +16,8 @@ import struct
 import sys
 from typing import TYPE_CHECKING
 
+from holdfast.net.addresses import is_loopback, packed, without_mapping
+
 if TYPE_CHECKING:
     from typing import Any
 
@@ -31,7 +33,6 @@ OWNER = struct.Struct("=II")
 REPLY_BYTES_MAX = 4096
 NOBODY = -1
 """The owner of a socket whose process has closed it."""
-MAPPED = bytes(10) + b"\xff\xff"
 LISTENING = "0A"  # In the tables.
 TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
@@ -92,8 +93,8 @@ def is_local_user(user: int | None) -> bool:
 def _is_within_host(family: int, here: tuple[Any, ...], there: tuple[Any, ...]) -> bool:
     if family not in (socket.AF_INET, socket.AF_INET6):
         return False
-    ours, theirs = packed(here[0]), packed(there[0])
-    return ours == theirs or (_is_loopback(ours) and _is_loopback(theirs))
+    ours, theirs = here[0], there[0]
+    return packed(ours) == packed(theirs) or (is_loopback(ours) and is_loopback(theirs))
 
 
 def _query_kernel(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int:
@@ -153,23 +154,8 @@ def _from_table(text: str) -> tuple[bytes, int]:
     words = bytes.fromhex(address)  # Each word of four bytes in the order of this host.
     if sys.byteorder == "little":
         words = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
-    return _unmapped(words), int(port, 16)
-
-
-def packed(host: str) -> bytes:
-    """Return an address as bytes, an IPv4-mapped IPv6 address as IPv4."""
-    host = host.partition("%")[0]
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return _unmapped(socket.inet_pton(family, host))
-
-
-def _unmapped(address: bytes) -> bytes:
-    return address[12:] if address.startswith(MAPPED) else address
+    return without_mapping(words), int(port, 16)
 
 
 def _address(family: int, host: str) -> bytes:
     return socket.inet_pton(family, host.partition("%")[0]).ljust(16, b"\0")
-
-
-def _is_loopback(address: bytes) -> bool:
-    return address[:1] == b"\x7f" if len(address) == 4 else address == bytes(15) + b"\1"

@@ -16,13 +16,6 @@ def min_of(first: float | None, second: float | None) -> float | None:
     return min(first, second)
 
 
-def is_readable(fd: int) -> bool:
-    """Return whether a descriptor is readable now."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))
-
-
 def wait_for(deadline: float | None, *fds: int) -> None:
     """Wait until a descriptor is readable, or until the deadline on the monotonic clock."""
     poll = select.poll()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import os
 import shlex
 from typing import TYPE_CHECKING
@@ -11,10 +10,9 @@ from holdfast.core.limits import PLACES_MAX
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import UsageError
 from holdfast.membership.coordinator import CoordinatorMembership
-from holdfast.net.addresses import names_loopback
+from holdfast.net.addresses import LOOPBACK, names_loopback
 from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
-from holdfast.net.listening import LOOPBACK, address_of
-from holdfast.net.token import choose_token
+from holdfast.net.listening import address_of
 from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.job_access import (
@@ -30,7 +28,6 @@ from holdfast.wire.handshake import job_token
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from holdfast.core.protocol import View
     from holdfast.membership.interface import Membership
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
     from holdfast.store.store_interface import RoundStore
@@ -85,8 +82,6 @@ class CoordinatorAccess(JobAccess):
             self.given_id = f"node_id={conf.node_id}"
         elif fixed_rank >= 0:
             self.given_id = f"--node-rank {fixed_rank}"
-        self.job_token = b""
-        """The part of the token that protects this job's store; empty without a token."""
         self._membership: CoordinatorMembership | None = None
         if len(self._endpoints) > 1 and params.kind is Backend.STATIC:
             raise UsageError(
@@ -105,13 +100,7 @@ class CoordinatorAccess(JobAccess):
         """Return a started membership."""
         conf, params = self._config, self._params
         (host, port), *later = self._endpoints
-        token = choose_token(
-            host,
-            self.environ,
-            token_file=conf.token_file,
-            auth=conf.auth,
-            certified=conf.certified,
-        )
+        token = conf.token_for(host, self.environ)
         self.job_token = job_token(token, self.run_id) if token is not None else b""
         # If a node is disconnected, Holdfast's agent can stop its workers; agents of other launchers cannot.
         self_fencing = conf.on_lost == "stop" and not self.is_polled
@@ -157,15 +146,6 @@ class CoordinatorAccess(JobAccess):
         if self.is_polled or names_loopback(host):
             return ""  # Another launcher's job, or a job on one machine.
         return survives
-
-    def store_key(self, view: View) -> bytes:
-        """Return the key of a view's store, combined with the job's token if there is one.
-
-        Without TLS a third party may read a view, but does not know the token.
-        """
-        if not view.store_key or not self.job_token:
-            return view.store_key
-        return hmac.digest(self.job_token, view.store_key, "sha256")
 
     def arrivals(self, membership: Membership, scope: str) -> RoundStore:
         """Return the store in which nodes announce their arrival."""

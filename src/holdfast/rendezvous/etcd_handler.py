@@ -14,9 +14,9 @@ from holdfast.etcd.optional_h11 import require_h11
 from holdfast.membership.cluster_check import ClusterCheck
 from holdfast.membership.etcd import EtcdMembership
 from holdfast.net import listening
-from holdfast.net.addresses import names_loopback
+from holdfast.net.addresses import LOCALHOST, LOOPBACK, names_loopback
 from holdfast.net.agent_port import OFF, ControlCredentials, explicit_token
-from holdfast.net.listening import LOOPBACK, address_of
+from holdfast.net.listening import address_of
 from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.backends import ETCD_V2
 from holdfast.rendezvous.job_access import JobAccess, JoinRequest, new_node_id, node_info
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
 USER_VARIABLE, PASSWORD_VARIABLE = "HOLDFAST_ETCD_USER", "HOLDFAST_ETCD_PASSWORD"
-LOCALHOST = "localhost"
 FIRST_CONTACT_S = 30.0
 """How long a node retries an etcd that it has never reached, unless `read_timeout` is set. Unlike a coordinator,
 etcd should run before the job starts."""

@@ -49,6 +49,8 @@ class JobAccess(ABC):
     leave_timeout_s = LEAVE_S
     given_id = ""
     """The setting with which the user named this node, if any; two nodes may share it by mistake."""
+    job_token = b""
+    """The part of the token that protects this job's store, after `connect`; empty without a token."""
     is_polled = False
     """Whether the agent polls, as those of other launchers do; set before `connect`."""
 
@@ -94,10 +96,6 @@ class JobAccess(ABC):
     @abstractmethod
     def connect(self, node: JoinRequest) -> Membership:
         """Return a started membership."""
-
-    def store_key(self, view: View) -> bytes:
-        """Return the key of the workers' store of a view."""
-        return view.store_key
 
     def scope_of(self, view: View) -> str:
         """Return the scope of a round's keys in the job's store."""

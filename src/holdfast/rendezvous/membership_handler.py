@@ -120,6 +120,7 @@ class MembershipHandler(RendezvousHandler):
                 self._membership = self.access.connect(
                     JoinRequest(role, local_world_size, max_restarts, store.numbers, store.secret)
                 )
+                store.token, store.on_new_ports = self.access.job_token, self._membership.hold_ports
             except BaseException:
                 self._worker_store.close()
                 raise
@@ -127,22 +128,8 @@ class MembershipHandler(RendezvousHandler):
 
     def serve_workers(self, view: View) -> None:
         """Once the workers may start, serve their store, or attest this host at it."""
-        store = self._worker_store
-        assert store is not None
-        assert self._membership is not None
-        if not view.start:  # No worker needs it yet, and its port may change.
-            return
-        held = store.numbers
-        store.begin(
-            view.generation,
-            rank=view.rank,
-            size=view.size,
-            host=view.master_addr,
-            number=view.master_port,
-            key=self.access.store_key(view),
-        )
-        if store.numbers != held:
-            self._membership.hold_ports(store.numbers)
+        assert self._worker_store is not None
+        self._worker_store.follow(view)
 
     def info_of(self, view: View) -> RendezvousInfo:
         """Return a member's view as TorchElastic's `RendezvousInfo`."""

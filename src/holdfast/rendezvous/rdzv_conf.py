@@ -21,7 +21,7 @@ import os
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
 from holdfast import console
@@ -30,9 +30,13 @@ from holdfast.core.limits import COUNTER_MAX, NODE_ID_CHARS_MAX, PORT_MAX
 from holdfast.core.protocol import check_address
 from holdfast.errors import UsageError
 from holdfast.net.tls import PSK, TlsFiles, TlsToken
+from holdfast.net.token import choose_token
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
 from holdfast.wire.handshake import FILE_VARIABLE, VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 FLAG = "--rdzv-conf"
 SECONDS_MAX = 10 * 365 * 24 * 3600
@@ -363,6 +367,20 @@ class RendezvousConfig:
     def certified(self) -> bool:
         """Whether nodes and coordinator authenticate each other by certificates."""
         return self.tls_cert is not None and self.tls_ca is not None
+
+    def token_for(
+        self, host: str, environ: Mapping[str, str], *, read_only: bool = False, make: bool = True
+    ) -> bytes | None:
+        """Return the token for an endpoint at `host`; see `choose_token`."""
+        return choose_token(
+            host,
+            environ,
+            token_file=self.token_file,
+            auth=self.auth,
+            certified=self.certified,
+            read_only=read_only,
+            make=make,
+        )
 
     def tls_with(self, token: bytes | None, run_id: str = "") -> TlsFiles | TlsToken | None:
         """Return how connections are encrypted: by certificates, by the token, or not at all."""

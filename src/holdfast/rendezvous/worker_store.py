@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.errors import EnvironmentProblem
 from holdfast.net import addresses
-from holdfast.net.listening import LOOPBACK, ReservedPort, address_of
+from holdfast.net.addresses import LOOPBACK
+from holdfast.net.listening import ReservedPort, address_of
 from holdfast.rendezvous.handler import (
     RendezvousHandler,
     RendezvousInfo,
@@ -29,8 +30,10 @@ from holdfast.rendezvous.handler import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
+    from holdfast.core.protocol import View
     from holdfast.store.tcp.attestation import HostAttestation
     from holdfast.store.tcp.embedded import TcpStoreServer
     from holdfast.store.tcp.forwarding import Forwarder
@@ -70,6 +73,10 @@ class WorkerStore:
         self._access = access
         self.secret = os.urandom(SECRET_BYTES) if served and ports > 1 else b""
         """The source of the keys for generations in which this node is the first."""
+        self.token = b""
+        """The job's token, if it has one (`key_of`)."""
+        self.on_new_ports: Callable[[tuple[int, ...]], object] | None = None
+        """Receives the ports when `follow` has replaced one."""
         self._attestation: HostAttestation | None = None
         self._forwarders: dict[int, Forwarder] = {}  # By generation, for this node's workers only.
         self._ports: list[ReservedPort] = []  # For future generations.
@@ -117,6 +124,22 @@ class WorkerStore:
             return ""
         why = self._failures.pop(self._newest, "")
         return f"the workers' store on this node failed: {why}" if why else ""
+
+    def follow(self, view: View) -> None:
+        """Once the workers of a member's view may start, serve their store, or attest this host at it."""
+        if not view.start:  # No worker needs it yet, and its port may change.
+            return
+        held = self.numbers
+        self.begin(
+            view.generation,
+            rank=view.rank,
+            size=view.size,
+            host=view.master_addr,
+            number=view.master_port,
+            key=key_of(view, self.token),
+        )
+        if self.numbers != held and self.on_new_ports is not None:
+            self.on_new_ports(self.numbers)
 
     def begin(
         self, generation: int, *, rank: int, size: int, host: str, number: int, key: bytes
@@ -338,6 +361,18 @@ class WorkerStore:
             port = self._port_of.pop(old)
             if not self._number:
                 self._release([port])
+
+
+def key_of(view: View, token: bytes) -> bytes:
+    """Return the key of a view's store, combined with the job's token if there is one.
+
+    Without TLS a third party may read a view, but does not know the token.
+    """
+    if not view.store_key or not token:
+        return view.store_key
+    import hmac  # Not with one node.
+
+    return hmac.digest(token, view.store_key, "sha256")
 
 
 def workers_serve_by_environment() -> bool:

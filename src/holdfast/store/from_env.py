@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from holdfast.core.limits import PORT_MAX
 from holdfast.errors import UsageError
-from holdfast.store.tcp.store_client import DEFAULT_TIMEOUT, PORT_MAX, TCPStore
+from holdfast.store.tcp.store_client import DEFAULT_TIMEOUT, TCPStore
 
 if TYPE_CHECKING:
     from datetime import timedelta

@@ -9,6 +9,7 @@ import pytest
 from holdfast.cli import operate
 from holdfast.cli.commands import COMMANDS
 from holdfast.cli.completion_command import SHELLS, flags_of_commands, script_for
+from holdfast.control.job_logs import parse_ranks
 from holdfast.control.stack_groups import grouped, place_of
 from holdfast.errors import UsageError
 from holdfast.views import tables
@@ -19,13 +20,13 @@ from holdfast.wire.messages import LogLines
     ("text", "ranks"), [("", []), ("3", [3]), ("0,8-10", [0, 8, 9, 10]), (" 1 ,2", [1, 2])]
 )
 def test_parse_ranks_accepts_numbers_and_spans(text: str, ranks: list[int]) -> None:
-    assert operate.parse_ranks(text) == ranks
+    assert parse_ranks(text) == ranks
 
 
 @pytest.mark.parametrize("text", ["x", "1-", "-1", "1,,2", "3-1", "0-99999999"])
 def test_parse_ranks_rejects_everything_else(text: str) -> None:
     with pytest.raises(UsageError):
-        operate.parse_ranks(text)
+        parse_ranks(text)
 
 
 @pytest.mark.parametrize("grace", ["-1", "nan", "1e9"])

@@ -271,6 +271,24 @@ async def test_status_is_one_reply_once_all_connected_nodes_have_reported() -> N
 
 
 @in_loop
+async def test_status_waits_for_reports_with_workers_while_another_client_follows_events() -> None:
+    async with serving() as served:
+        node, follower = await a_job(served), await served.client("")
+        body = messages.pack(messages.EventsQuery(follow=True))
+        follower.send(Query(id=1, what=messages.EVENTS, run_id="job", body=body))
+        await node.until(lambda one: isinstance(one, Watch))
+        node.send(NodeReport(run_id="job", node="a", incarnation=INCARNATION, state="then"))
+        await soon(lambda: bool(served.server._operators._reports))
+        operator = await served.client("")
+        body = messages.pack(messages.StatusQuery(watch=True, wait_s=60.0))
+        operator.send(Query(id=1, what=messages.STATUS, run_id="job", body=body))
+        await node.until(lambda one: isinstance(one, Watch) and one.every_s > 0)
+        node.send(NodeReport(run_id="job", node="a", incarnation=INCARNATION, state="now"))
+        [job] = jobs_in(await operator.next())
+        assert [one.report.state for one in job.nodes if one.report] == ["now"]
+
+
+@in_loop
 async def test_status_waits_no_longer_than_the_client_requests() -> None:
     async with serving() as served:
         _, operator = await a_job(served), await served.client("")

@@ -178,10 +178,14 @@ def test_stored_keys_expire(etcd: Etcd, client: EtcdClient) -> None:
     assert found.lease in set(etcd.leases()) - before
 
 
-def test_foreign_value_is_not_a_state(client: EtcdClient) -> None:
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [(MARK + b"?", "does not begin with the mark"), (b"hf9=", "another version of Holdfast")],
+)
+def test_foreign_value_is_not_a_state(client: EtcdClient, value: bytes, why: str) -> None:
     impl = job(client, "foreign")
-    client.put(impl.get_path("job").encode(), MARK + b"?")
-    with pytest.raises(RendezvousStateError, match=r"/jobs/foreign/job"):
+    client.put(impl.get_path("job").encode(), value)
+    with pytest.raises(RendezvousStateError, match=rf"/jobs/foreign/job.*{why}"):
         impl.get_rdzv_state()
 
 

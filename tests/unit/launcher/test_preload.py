@@ -11,13 +11,13 @@ import pytest
 
 from holdfast.launcher import preload
 from holdfast.launcher.preload import (
+    Setting,
     find_module,
     installed_among,
     is_this_python,
     modules_to_preload,
     path_entries,
     split_at_preparation,
-    top_level_imports,
     top_level_steps,
 )
 from holdfast.run import run_script_path
@@ -48,7 +48,8 @@ def write(folder: Path, *names: str) -> Path:
 
 
 def modules(source: str, *, as_main: bool = True) -> list[str]:
-    return [module for module, _ in top_level_imports(textwrap.dedent(source), as_main=as_main)]
+    steps = top_level_steps(textwrap.dedent(source), as_main=as_main)
+    return [step[0] for step in steps if not isinstance(step, Setting)]
 
 
 def test_imports_in_blocks_that_run_at_import_are_found() -> None:
@@ -130,7 +131,7 @@ def test_imports_after_a_relevant_setting_are_not_preloaded(setting: str, ahead:
 )
 def test_invalid_source_is_reported_in_one_line(source: str | bytes) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (of whatever wording)
-        top_level_imports(source, as_main=True)
+        top_level_steps(source, as_main=True)
     assert not isinstance(caught.value, SyntaxError)
     assert "\n" not in str(caught.value)
 

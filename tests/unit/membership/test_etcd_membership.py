@@ -10,7 +10,7 @@ import pytest
 
 from fake_node import RUN, a_job_of
 from holdfast.coordinator.connections import ConnectFailed
-from holdfast.core.etcd.calls import Problem, ProblemKind, Put, Txn
+from holdfast.core.etcd.calls import Delete, Problem, ProblemKind, Put, Txn
 from holdfast.core.etcd.etcd_session import EtcdSession
 from holdfast.core.etcd.keys import JobKeys, pack
 from holdfast.core.phases import NodePhase, NodeRole
@@ -30,6 +30,7 @@ from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.store import DistStoreError
 from in_loop import in_loop
 from real_etcd import PATIENCE_S, Etcd
+from serving import soon
 from simulator.etcd import SimEtcd
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Watch:
 class Node:
     """A node on that etcd, and what it received."""
 
-    def __init__(self, etcd: EtcdHere) -> None:
+    def __init__(self, etcd: EtcdHere, *, silence_s: float = 0.25) -> None:
         info = NodeInfo(node="a", incarnation=1)
         self.session = EtcdSession(run_id=RUN, info=info, prefix="/jobs", lease_s=LEASE_S)
         self.connector = EtcdConnector(etcd, self.session, LEASE_S)  # type: ignore[arg-type]
@@ -106,7 +107,9 @@ class Node:
                 run_id=RUN,
                 info=info,
                 settings=a_job_of(1, 1, max_restarts=3),
-                timeouts=SessionTimeouts(heartbeat_s=0.05, silence_s=0.25, away_s=0.5),
+                timeouts=SessionTimeouts(
+                    heartbeat_s=silence_s / 5, silence_s=silence_s, away_s=2 * silence_s
+                ),
                 draw=lambda: 0.5,
             ),
             self.connector,
@@ -148,6 +151,24 @@ async def test_leader_that_is_refused_repeatedly_gives_up() -> None:
     node.driver.handle(StatusChanged(NodePhase.FAILED, 0))
     assert (await node.next(CoordinatorLost)).why == "the request is too large"
     assert etcd.calls - before < 200, "it would be thousands without a pause"
+    await node.end()
+
+
+@in_loop
+async def test_member_outlasts_a_leader_of_another_version() -> None:
+    """Such a node cannot lead, because it cannot read the job. Once it has left, the job continues."""
+    etcd = EtcdHere()
+    node = Node(etcd, silence_s=LIMIT_S)
+    node.driver.start()
+    while (await node.next(ViewReceived)).view.role is not NodeRole.MEMBER:
+        pass
+    leader, term = node.session.keys.leader, node.session.leadership.election.term
+    etcd.etcd.perform(0.0, Txn((), (Delete(leader),)))
+    etcd.etcd.perform(0.0, Txn((), (Put(leader, b"hf9 x 3e9"),)))
+    await soon(lambda: "another version of Holdfast" in node.driver.last_problem)
+    etcd.etcd.perform(0.0, Txn((), (Delete(leader),)))
+    await soon(lambda: node.session.leadership.election.term > term)
+    assert not node.driver.refused
     await node.end()
 
 

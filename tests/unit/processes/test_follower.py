@@ -182,7 +182,7 @@ def test_stuck_console_does_not_block_the_end(console: Console, tmp_path: Path) 
     append(tmp_path / "log", b"".join(lines))
     follower = LogFollower(drain_s_max=0.01)
     stream = follower.follow_file(str(tmp_path / "log"), to=console.sink)
-    assert not follower.finish(stream, drain_s_max=0)
+    assert not follower.finish(stream)
     wait_until(lambda: not follower.finish(stream))
     follower.close()
     assert not stream.finished

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from holdfast.core.phases import NodeRole
 from holdfast.core.protocol import View
-from holdfast.rendezvous.coordinator_handler import CoordinatorAccess
-from holdfast.rendezvous.rdzv_conf import RendezvousParameters
+from holdfast.rendezvous.worker_store import key_of
 from holdfast.wire.handshake import job_token
 
 VIEW = View(
@@ -20,9 +19,7 @@ VIEW = View(
 
 
 def key_with(token: bytes, run_id: str = "job") -> bytes:
-    access = CoordinatorAccess(RendezvousParameters("c10d", "localhost:0", run_id, 1, 2))
-    access.job_token = job_token(token, run_id) if token else b""
-    return access.store_key(VIEW)
+    return key_of(VIEW, job_token(token, run_id) if token else b"")
 
 
 def test_store_key_depends_on_the_job_token() -> None:

@@ -25,35 +25,32 @@ class Connection:
     async def __aexit__(self, *_: object) -> None: ...
 
 
-class Commands:
-    """A job whose workers have written a lot, and whose connection may break after it."""
+def job(monkeypatch: pytest.MonkeyPatch, problem: ControlProblem | None = None) -> WatchedJob:
+    """Return a job whose workers have written a lot, and whose connection may break after it."""
 
-    def __init__(self, problem: ControlProblem | None = None) -> None:
-        self.problem = problem
-
-    async def connect(self) -> Any:
+    async def connect() -> Any:
         return Connection()
 
     async def follow_logs(
-        self,
         client: Any,
         wanted: LogsQuery,
         node: str,
         show: Callable[[LogLines], Awaitable[None]],
+        complain: Callable[[str], None],
     ) -> None:
-        del client, wanted, node
+        del client, wanted, node, complain
         for at in range(PIECES):
             await show(LogLines(rank=at, text=b"line\n"))
-        if self.problem is not None:
-            raise self.problem
+        if problem is not None:
+            raise problem
 
-    def parse_ranks(self, text: str) -> list[int]:
-        raise NotImplementedError(text)
+    monkeypatch.setattr("holdfast.views.dashboard.watched_job.follow_logs", follow_logs)
+    return WatchedJob(connect, is_read_only=False)
 
 
 @in_loop
-async def test_log_page_with_a_full_queue_closes() -> None:
-    logs = WatchedJob(Commands(), is_read_only=False).logs(LogsQuery(), "")
+async def test_log_page_with_a_full_queue_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = job(monkeypatch).logs(LogsQuery(), "")
     await anext(logs)
     await asyncio.sleep(0)  # The reader fills the queue and waits for room.
     async with asyncio.timeout(5):
@@ -61,11 +58,10 @@ async def test_log_page_with_a_full_queue_closes() -> None:
 
 
 @in_loop
-async def test_log_page_shows_all_lines_before_a_problem() -> None:
-    job = WatchedJob(Commands(), is_read_only=False)
-    assert [one["rank"] async for one in job.logs(LogsQuery(), "")] == [*range(PIECES)]
-    job = WatchedJob(Commands(ControlProblem("connection closed")), is_read_only=False)
-    logs = job.logs(LogsQuery(), "")
+async def test_log_page_shows_all_lines_before_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = [one["rank"] async for one in job(monkeypatch).logs(LogsQuery(), "")]
+    assert shown == [*range(PIECES)]
+    logs = job(monkeypatch, ControlProblem("connection closed")).logs(LogsQuery(), "")
     assert [(await anext(logs))["rank"] for _ in range(PIECES)] == [*range(PIECES)]
     with pytest.raises(ControlProblem, match="connection closed"):
         await anext(logs)

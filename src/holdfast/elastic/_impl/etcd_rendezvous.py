@@ -15,7 +15,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.etcd.calls import ProblemKind
-from holdfast.core.etcd.keys import JobKeys, JobRecord, unpack
+from holdfast.core.etcd.keys import JobKeys, JobRecord, read_record
 from holdfast.core.rounds import JobPhase
 from holdfast.elastic._impl.etcd_v2_client import adapted
 from holdfast.etcd.generation_stores import GenerationStores
@@ -193,12 +193,13 @@ class EtcdRendezvous:
             raise RendezvousConnectionError(str(problem)) from None
         if found is None:
             return 0, {"status": "setup"}
-        record = unpack(JobRecord, found.value)
-        if record is None:
+        try:
+            record = read_record(JobRecord, found.value)
+        except ValueError as problem:
             raise RendezvousStateError(
-                f"{self._places.job.decode()} in etcd is not the record of a job",
-                hint="another program uses the same etcd and run id; choose another --rdzv-id",
-            )
+                f"{self._places.job.decode()} in etcd is not the record of a job: {problem}",
+                hint="a new job needs another --rdzv-id",
+            ) from None
         return found.mod_revision, _state(record.job)
 
     def try_wait_for_state_change(

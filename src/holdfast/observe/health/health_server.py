@@ -20,6 +20,7 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast import console
+from holdfast.core.limits import PORT_MAX
 from holdfast.net.http_server import PLAIN, HttpRequest, HttpResponse, HttpServer, listen_tcp
 from holdfast.observe.lifecycle import (
     GenerationStarted,
@@ -38,7 +39,6 @@ PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
 TIMEOUT_VARIABLE = "HOLDFAST_HEALTH_TIMEOUT"
 TIMEOUT_S = 60
 """How long an agent may be silent before it is considered dead; TorchElastic's default."""
-PORT_MAX = 65535
 PORT = re.compile("[0-9]{1,20}")
 SHOWN_CHARS_MAX = 80
 

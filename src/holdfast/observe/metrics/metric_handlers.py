@@ -9,29 +9,23 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import namedtuple
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from holdfast.observe import metric_checks
 from holdfast.observe.safe_handler import Faults
 
-if TYPE_CHECKING:
-    from typing import NamedTuple
-
-    class MetricData(NamedTuple):
-        """One value with its time (seconds since 1970), its group and its name."""
-
-        timestamp: float
-        group_name: str
-        name: str
-        value: int
-else:
-    # Importing `typing` takes longer than importing this whole package.
-    MetricData = namedtuple("MetricData", ["timestamp", "group_name", "name", "value"])  # noqa: PYI024
-
 FAULTY_MAX = 64
 """How many handlers' failures are remembered; above that, the oldest are forgotten."""
 DEFAULT_GROUP = "torchelastic"
+
+
+class MetricData(NamedTuple):
+    """One value with its time (seconds since 1970), its group and its name."""
+
+    timestamp: float
+    group_name: str
+    name: str
+    value: int
 
 
 class MetricHandler(ABC):

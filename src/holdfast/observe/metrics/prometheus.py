@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from holdfast import console
+from holdfast.net.addresses import LOOPBACK
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.http_server import PLAIN, HttpRequest, HttpResponse, HttpServer, listen_tcp
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from holdfast.observe.metrics.families import Family
 
-LOOPBACK = "127.0.0.1"
 PATH = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABEL_CHARS_MAX = 200

@@ -434,9 +434,6 @@ class LogFollower:
         *,
         prefix: bytes = b"",
         to: Sink | None,
-        filters: Sequence[bytes] = (),
-        filtered_to: Sink | None = None,
-        accept: Callable[[bytes], bool] | None = None,
         tail_bytes_max: int = TAIL_BYTES_MAX,
         raw: bool = False,
     ) -> PipeStream:
@@ -446,9 +443,8 @@ class LogFollower:
         those of `follow_file`. The last `tail_bytes_max` bytes are kept for `tail()`. With `raw`, `to`
         gets the bytes at once and unchanged, even if they are not whole lines.
         """
-        lines = RawBytes(to) if raw else self._lines(prefix, to, filters, filtered_to, accept)
-        sinks = _sinks(to, filtered_to)
-        stream = PipeStream(f"fd {fd}", fd, lines, sinks, tail_bytes_max=tail_bytes_max)
+        lines = RawBytes(to) if raw else self._lines(prefix, to, (), None, None)
+        stream = PipeStream(f"fd {fd}", fd, lines, _sinks(to, None), tail_bytes_max=tail_bytes_max)
         with self._lock:
             self._admit(stream)
             try:
@@ -471,19 +467,19 @@ class LogFollower:
 
     # Finishing, from any thread but the follower's.
 
-    def finish(self, stream: Stream, *, drain_s_max: float | None = None) -> bool:
+    def finish(self, stream: Stream) -> bool:
         """Pass on everything written to `stream` so far, then stop following it.
 
-        Returns whether that was done. If no byte moves for `drain_s_max`, this stops waiting, but the
-        thread continues. 0 requests the finish and does not wait.
+        Returns whether that was done. If no byte moves for the follower's `drain_s_max`, this stops
+        waiting, but the thread continues.
         """
-        return self._finish([stream], drain_s_max)
+        return self._finish([stream])
 
-    def finish_all(self, *, drain_s_max: float | None = None) -> bool:
+    def finish_all(self) -> bool:
         """Finish every stream that is followed now."""
         with self._lock:
             streams = list(self._streams)
-        return self._finish(streams, drain_s_max)
+        return self._finish(streams)
 
     def close(self, *, drain_s_max: float | None = None) -> None:
         """Finish all streams and end the thread. Sinks stay open: they are the caller's."""
@@ -500,7 +496,7 @@ class LogFollower:
         if thread is not None and done:
             thread.join()
 
-    def _finish(self, streams: list[Stream], drain_s_max: float | None) -> bool:
+    def _finish(self, streams: list[Stream], drain_s_max: float | None = None) -> bool:
         pending = [stream for stream in streams if not stream.finished]
         if not pending:
             return True

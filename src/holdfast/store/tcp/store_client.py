@@ -17,6 +17,7 @@ import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from holdfast.core.limits import PORT_MAX
 from holdfast.store.memory_store import named
 from holdfast.store.store_errors import QueueEmptyError
 from holdfast.store.tcp import tcp_protocol
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
-PORT_MAX = 65_535
 GRACE_S_MAX = 0.5
 """How much longer than its timeout a wait may take, to cancel and to check a last time. A wait takes that long
 only if the server does not respond; then the connection is closed."""

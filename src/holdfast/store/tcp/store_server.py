@@ -17,9 +17,10 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from holdfast import console
+from holdfast.net.addresses import packed
 from holdfast.net.half_open import HalfOpen
 from holdfast.net.listening import descriptor_limit, raise_descriptor_limit
-from holdfast.net.peer_user import NOBODY, is_own_user, packed, user_of
+from holdfast.net.peer_user import NOBODY, is_own_user, user_of
 from holdfast.store.key_space import BYTES_MAX, KeySpace, RequestRejected, ShareUsedUp
 from holdfast.store.tcp import tcp_protocol
 from holdfast.store.tcp.embedded import PRIVATE

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast import console
 from holdfast.control.job_feed import Feed
+from holdfast.control.job_logs import follow_logs, parse_ranks
 from holdfast.control.live_job import LiveJob
 from holdfast.control.stack_groups import grouped
 from holdfast.errors import HoldfastError, UsageError
@@ -56,36 +58,19 @@ class _NotedJob(LiveJob):
         self.news.append(event)
 
 
-class Commands(Protocol):
-    """The parts of other commands that a dashboard needs; see `cli.operate`."""
-
-    async def connect(self) -> JobClient:
-        """Find the job and return a new connection to it."""
-
-    async def follow_logs(
-        self,
-        client: JobClient,
-        wanted: LogsQuery,
-        node: str,
-        show: Callable[[LogLines], Awaitable[None]],
-    ) -> None: ...
-
-    def parse_ranks(self, text: str) -> list[int]: ...
-
-
 class WatchedJob:
     """One job, for as long as the server runs."""
 
     def __init__(
         self,
-        commands: Commands,
+        connect: Callable[[], Awaitable[JobClient]],
         *,
         is_read_only: bool,
         log_dirs: Sequence[str] = (),
     ) -> None:
         self.is_read_only = is_read_only
         self.broadcast = Broadcast(self._refresh)
-        self._commands = commands
+        self._connect = connect
         self._log_dirs = log_dirs
         self._model = _NotedJob()
         self._events: object = self._model.events
@@ -99,9 +84,7 @@ class WatchedJob:
         """Follow the job while a page is open, until cancelled."""
         while True:
             await self.broadcast.is_wanted.wait()
-            feeding = asyncio.ensure_future(
-                Feed(self._commands.connect, self._model, self._changed).run()
-            )
+            feeding = asyncio.ensure_future(Feed(self._connect, self._model, self._changed).run())
             idle = asyncio.ensure_future(self.broadcast.idle_for(IDLE_S))
             try:
                 await asyncio.wait((feeding, idle), return_when=asyncio.FIRST_COMPLETED)
@@ -158,7 +141,7 @@ class WatchedJob:
 
     async def act(self, wanted: ActionWanted) -> str:
         """Request an action; return what `JobClient.request` does."""
-        async with await self._commands.connect() as client:
+        async with await self._connect() as client:
             return await client.request(
                 wanted.action,
                 node=wanted.node,
@@ -169,7 +152,7 @@ class WatchedJob:
 
     async def stacks(self) -> dict[str, Any]:
         """Return the stacks of all workers, equal ones grouped."""
-        async with await self._commands.connect() as client:
+        async with await self._connect() as client:
             job = await client.status()
             found = await asyncio.gather(
                 *(client.stacks(node.node) for node in job.nodes if node.first_rank >= 0)
@@ -186,7 +169,7 @@ class WatchedJob:
     def logs_wanted(self, asked: Mapping[str, str]) -> LogsQuery:
         """Parse the parameters of a request for logs; raise `ValueError` if they are invalid."""
         try:
-            ranks = self._commands.parse_ranks(asked.get("ranks", "").replace(" ", ""))
+            ranks = parse_ranks(asked.get("ranks", "").replace(" ", ""))
         except UsageError:
             raise ValueError("ranks are a list like 0,8-15") from None
         last = asked.get("tail", "all")
@@ -207,8 +190,8 @@ class WatchedJob:
         async def read() -> None:
             end: Exception | None = None
             try:
-                async with await self._commands.connect() as client:
-                    await self._commands.follow_logs(client, wanted, node, pieces.put)
+                async with await self._connect() as client:
+                    await follow_logs(client, wanted, node, pieces.put, console.debug)
             except Exception as problem:  # noqa: BLE001 (raised below)
                 end = problem
             await pieces.put(end)  # Not after a cancellation: nobody receives it.

@@ -584,7 +584,7 @@ class _Description:
             listed = f" ({', '.join(_ends_of(names, NODES_NAMED))})" if names else ""
             notes.append(
                 f"The job had up to {expected} nodes, and this report covers the folders of {there}. "
-                f"Of the other nodes{listed} it has only what these knew."
+                f"For the other nodes{listed} it has only what these nodes recorded."
             )
         shifted = [
             ahead
@@ -606,7 +606,7 @@ class _Description:
         if unreadable:
             notes.append(f"{unreadable} lines of the timelines are not readable.")
         if any(node.is_cut for node in self.nodes):
-            notes.append("The middle of a timeline that is too long is left out.")
+            notes.append("A timeline is too long; the report omits its middle.")
         if any(one.history.goes_back for one in self.merged):
             notes.append(
                 "Step numbers decrease within a generation, so they do not show what was repeated "
@@ -618,7 +618,9 @@ class _Description:
                 "detected counts as useful."
             )
         if outcome.state == "killed":
-            notes.append("The job ends with the last entry in these folders.")
+            notes.append(
+                "No end of the job is recorded; the report ends with the last entry in these folders."
+            )
         if self.skipped_jobs:
             notes.append(f"These folders have {self.skipped_jobs} other jobs; this is the newest.")
 

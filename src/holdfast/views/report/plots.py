@@ -41,9 +41,9 @@ def percent(value: float, whole: float) -> str:
     return f"{100.0 * value / whole if whole else 0.0:.4f}%"
 
 
-def time_ticks(seconds: float, count: int = X_TICKS_MAX) -> list[tuple[float, str]]:
+def time_ticks(seconds: float) -> list[tuple[float, str]]:
     """Return the marks of an axis of times."""
-    step = next((one for one in TIME_STEPS if seconds / one <= count), seconds or 1.0)
+    step = next((one for one in TIME_STEPS if seconds / one <= X_TICKS_MAX), seconds or 1.0)
     marks = [at * step for at in range(int(seconds / step) + 1)]
     return [(at, duration(at, step) if at else "0") for at in marks]
 
