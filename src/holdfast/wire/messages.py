@@ -74,6 +74,7 @@ from holdfast.core.protocol import (
     sanitized_status,
     sanitized_view,
 )
+from holdfast.core.rounds import JobPhase, is_drained
 from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.printable import one_line, quoted
 from holdfast.wire import wire_limits as limits
@@ -416,8 +417,6 @@ def summary_of(
 
 
 def _nodes_of(rounds: Rounds, reports: Mapping[tuple[str, str], NodeReport]) -> list[NodeSummary]:
-    from holdfast.core.rounds import JobPhase, is_drained  # Clients do not need it.
-
     job, table = rounds.job, rounds.rank_table
     is_active = job.phase is JobPhase.ACTIVE
     summaries = []
