@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -192,7 +192,6 @@ HandshakeMessage = Hello | Challenge | Proof | Welcome | Refusal | Goodbye
 StoreOp = Literal[
     "set", "get", "add", "check", "wait", "compare_set", "append", "delete", "num_keys"
 ]
-STORE_OPS: tuple[StoreOp, ...] = get_args(StoreOp)
 
 
 class StoreCall(msgspec.Struct, frozen=True, kw_only=True, tag="store_call"):
