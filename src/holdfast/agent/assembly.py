@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from holdfast.agent import blocked_workers
 from holdfast.agent.lifecycle_reporter import LifecycleReporter
 from holdfast.agent.loop import AgentLoop, LoopSettings
 from holdfast.agent.polled_job import PolledJob
@@ -61,9 +62,7 @@ def services_of(
     """Return the side services of an agent."""
     blocked = None
     if stuck_limit_s is not None:
-        from holdfast.agent.blocked_workers import BlockedWorkers  # Only where it is used.
-
-        blocked = BlockedWorkers(stuck_limit_s)
+        blocked = blocked_workers.BlockedWorkers(stuck_limit_s)
     return SideServices(spec.rdzv_handler.get_run_id(), reporter, health_server, blocked)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.agent.spec import run_script_path
 from holdfast.errors import JobStopped
-from holdfast.observe import lifecycle
+from holdfast.observe import lifecycle, standalone
 from holdfast.observe.lifecycle import (
     FAILURES_MAX,
     TEXT_CHARS_MAX,
@@ -25,6 +25,7 @@ from holdfast.observe.lifecycle import (
     WorkerOutcome,
     now,
 )
+from holdfast.processes.failures import failure as process_failure
 from holdfast.processes.signals import SignalException
 from holdfast.rendezvous.rendezvous_errors import RendezvousError
 
@@ -76,13 +77,11 @@ class LifecycleReporter:
             self._own_records.end()
 
     def _begin_own_records(self) -> None:
-        from holdfast.observe.standalone import StandaloneRecords, records_wanted
-
         destination = self.group.spec.event_log_handler
         if self._own_records is None:
-            if not records_wanted(destination):
+            if not standalone.records_wanted(destination):
                 return
-            self._own_records = StandaloneRecords(
+            self._own_records = standalone.StandaloneRecords(
                 destination, lambda: getattr(self._logs_specs, "run_dir", None)
             )
             self.observers.add(self._own_records)
@@ -303,10 +302,8 @@ def _worker_info(worker: Worker) -> WorkerInfo:
 
 
 def _failures_of(failures: dict[int, ProcessFailure]) -> tuple[WorkerFailure, ...]:
-    from holdfast.processes.failures.failure import ChildFailedError
-
     described: list[WorkerFailure] = []
-    for rank, one in ChildFailedError("", failures).in_order()[:FAILURES_MAX]:
+    for rank, one in process_failure.ChildFailedError("", failures).in_order()[:FAILURES_MAX]:
         limit = TEXT_CHARS_MAX // 4 if described else TEXT_CHARS_MAX
         described.append(
             WorkerFailure(

@@ -47,6 +47,7 @@ from holdfast.core.supervision import Outcome, State, StopReason
 from holdfast.core.values import Value
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
 from holdfast.errors import InternalError, JobStopped
+from holdfast.processes.failures import failure as process_failure
 from holdfast.processes.poll import min_of, wait_for
 from holdfast.processes.signals import (
     DEFAULT_SIGNALS,
@@ -659,9 +660,7 @@ def log_restart(machine: Supervision, failures: dict[int, ProcessFailure]) -> No
     causes = {rank: failure for rank, failure in failures.items() if not failure.consequence}
     what = machine.unhealthy or "the workers are not healthy"
     if causes and not machine.unhealthy:
-        from holdfast.processes.failures.failure import ChildFailedError
-
-        rank, failure = ChildFailedError("", causes).get_first_failure()
+        rank, failure = process_failure.ChildFailedError("", causes).get_first_failure()
         lines = failure.traceback_text().strip().splitlines()
         what = f"rank {rank} (pid {failure.pid}) failed: {failure.detail or failure.ending()}"
         what += f": {lines[-1]}" if lines else ""

@@ -234,14 +234,19 @@ def preimport() -> None:
     try:
         for name in [*PREIMPORTED, *(name for names in used for name in names)]:
             try:
-                __import__(name)
-                getattr(sys.modules[name], "__all__", None)  # Executes a postponed module, too.
+                load(name)
             except ImportError as problem:
                 _warn_of_impairment(problem)
         Keeper.remember_program()
     except Exception as problem:  # noqa: BLE001 (nothing has failed yet)
         _warn_of_impairment(problem)
     console.debug("ready for failures")
+
+
+def load(name: str) -> None:
+    """Import a module, and execute it even if its execution is postponed."""
+    __import__(name)
+    getattr(sys.modules[name], "__all__", None)
 
 
 def _warn_of_impairment(problem: Exception) -> None:

@@ -6,7 +6,9 @@ Names, fields and defaults are TorchElastic's.
 from __future__ import annotations
 
 import os
+import runpy
 import sys
+import warnings
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -44,8 +46,6 @@ class WorkerState(str, Enum):  # noqa: UP042 (StrEnum's text differs from TorchE
 
 def run_script_path(training_script: str, *training_script_args: str) -> None:
     """Run a script within this interpreter: the function of a `--run-path` worker."""
-    import runpy
-
     sys.argv = [training_script, *training_script_args]
     runpy.run_path(training_script, run_name="__main__")
 
@@ -88,8 +88,6 @@ class WorkerSpec:
                 "accepted: above 0"
             )
         if self.fn is not None:
-            import warnings
-
             warnings.warn("WorkerSpec.fn is now called entrypoint", DeprecationWarning, 3)
             self.entrypoint = self.fn
         if not self.entrypoint:

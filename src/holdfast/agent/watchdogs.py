@@ -21,7 +21,7 @@ from holdfast.observe.lifecycle import WatchdogEvent
 from holdfast.processes import stacks
 from holdfast.processes.procfs import root_of
 from holdfast.processes.workers.pages import WorkerPages
-from holdfast.timers import reaper
+from holdfast.timers import reaper, timer_server
 from holdfast.worker import PAGE_ENV
 
 if TYPE_CHECKING:
@@ -292,12 +292,10 @@ class Watchdogs:
     # Timers and dumps.
 
     def _serve_timers(self, path: str) -> FileTimerServer | None:
-        from holdfast.timers.timer_server import FileTimerServer
-
         if not path:
             path = self._own_path()
         try:
-            server = FileTimerServer(path, self._run_id, is_ours=self._is_ours)
+            server = timer_server.FileTimerServer(path, self._run_id, is_ours=self._is_ours)
         except UsageError as problem:  # The job runs without timers.
             console.warning(f"{problem.message}: timers disabled ({problem.hint})")
             return None

@@ -18,6 +18,7 @@ import signal
 import string
 from typing import TYPE_CHECKING
 
+from holdfast.agent.side_services import load
 from holdfast.agent.spec import RunResult, Worker, WorkerState
 from holdfast.core import supervision
 from holdfast.core.values import Value
@@ -136,8 +137,8 @@ class WorkerProcesses:
             keeper_client.become_subreaper_if_wanted()
             self._warm.prepare(keeper)
             # While it imports, load what the first start and restart need here.
-            import holdfast.processes.failures.failure
-            import holdfast.processes.logs.follower  # noqa: F401
+            load("holdfast.processes.failures.failure")
+            load("holdfast.processes.logs.follower")
 
     def start(self, order: StartOrder, busy: Busy) -> Mapping[int, object]:
         given = self.environments(order)

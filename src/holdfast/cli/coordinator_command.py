@@ -28,7 +28,7 @@ from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.etcd.cluster_list import advice, parse_machines
 from holdfast.etcd.cluster_member import running_member
 from holdfast.launcher.story_file import story_to
-from holdfast.net import addresses
+from holdfast.net import addresses, async_addresses
 from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
 from holdfast.net.listening import is_local, raise_descriptor_limit, try_bind
 from holdfast.printable import one_line
@@ -395,7 +395,7 @@ async def warn_of_name(host: str, port: int) -> None:
     """
     try:
         async with asyncio.timeout(RESOLVE_S):
-            found = await addresses.resolve_async(host, port)
+            found = await async_addresses.resolve_async(host, port)
     except TimeoutError:
         why = f"cannot be resolved here: no response within {RESOLVE_S:g} s"
     except OSError as error:

@@ -47,11 +47,15 @@ INTERRUPTED = 130
 GARBAGE_MIN = 10_000
 # Modules that others import, and that a plain job does not use before its workers run.
 POSTPONED = (
-    "array", "ctypes", "dataclasses", "importlib.metadata", "json", "re", "resource", "selectors", "string", "struct", "subprocess", "tempfile",
+    "argparse", "array", "ctypes", "dataclasses", "importlib.metadata", "json", "re", "resource", "runpy", "selectors", "string", "struct", "subprocess", "tempfile",
     "termios", "threading", "tokenize", "traceback", "typing",
-    "holdfast.core.blame", "holdfast.core.stopping", "holdfast.net.peer_user",
-    "holdfast.observe.events.destinations",
-    "holdfast.processes.stacks", "holdfast.timers.reaper",
+    "holdfast.agent.blocked_workers", "holdfast.cli.parser", "holdfast.core.blame", "holdfast.core.stopping",
+    "holdfast.launcher.dashboard_process", "holdfast.launcher.preload", "holdfast.net.peer_user",
+    "holdfast.observe.events.destinations", "holdfast.observe.standalone", "holdfast.observe.timeline",
+    "holdfast.processes.failures.error_file", "holdfast.processes.failures.failure",
+    "holdfast.processes.failures.tracebacks", "holdfast.processes.logs.follower", "holdfast.processes.logs.lines",
+    "holdfast.processes.logs.std", "holdfast.processes.stacks", "holdfast.timers.reaper",
+    "holdfast.timers.timer_server",
 )  # fmt: skip
 
 

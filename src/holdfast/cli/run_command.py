@@ -7,12 +7,14 @@ caller's namespace.
 
 from __future__ import annotations
 
+import argparse
 import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent.spec import run_script_path
+from holdfast.cli import parser as parser_module
 from holdfast.cli.command_line import split
 from holdfast.cli.script import check_can_start, get_use_env, parse_preload, worker_command
 from holdfast.errors import UsageError
@@ -20,10 +22,11 @@ from holdfast.launcher import flag_values as values
 from holdfast.launcher.config import DEFAULT_MASTER_PORT, FLAGS, Flag, LaunchConfig
 from holdfast.launcher.flag_values import determine_local_world_size, parse_min_max_nnodes
 from holdfast.launcher.launch_job import elastic_launch
+from holdfast.processes.failures import error_file
+from holdfast.processes.logs import std
 from holdfast.rendezvous.backends import Backend
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Sequence
     from typing import Any
 
@@ -85,11 +88,7 @@ Examples:
 
 def build_parser(name: str = "run") -> ScriptParser:
     """Return the parser of `holdfast run`, with the `PET_` defaults of the environment."""
-    import argparse  # With `re`, a tenth of a start. Most command lines do not need it.
-
-    from holdfast.cli.parser import ScriptParser
-
-    parser = ScriptParser(
+    parser = parser_module.ScriptParser(
         prog=f"holdfast {name}",
         usage=USAGE,
         description=DESCRIPTION,
@@ -129,13 +128,11 @@ def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
 
 
 def _converter(flag: Flag) -> Callable[[str], object]:
-    from holdfast.cli.parser import InvalidFlag  # With argparse.
-
     def converted(text: str) -> object:
         try:
             return flag.convert(text, flag.name)
         except UsageError as error:
-            raise InvalidFlag(str(error)) from None
+            raise parser_module.InvalidFlag(str(error)) from None
 
     return converted
 
@@ -257,9 +254,7 @@ def execute(args: argparse.Namespace) -> None:
     if not os.environ.get("TORCHELASTIC_ERROR_FILE"):
         run(args)
         return
-    from holdfast.processes.failures.error_file import Recording, get_error_handler
-
-    with Recording(get_error_handler()):
+    with error_file.Recording(error_file.get_error_handler()):
         run(args)
 
 
@@ -341,9 +336,8 @@ def _logs_specs(args: argparse.Namespace) -> LogsSpecs:
     redirects: Any = values.parse_streams(args.redirects, "--redirects")
     tee: Any = values.parse_streams(args.tee, "--tee")
     if name != "default":
-        from holdfast.processes.logs.std import as_std  # Only plug-ins get TorchElastic's type.
-
-        redirects, tee = as_std(redirects), as_std(tee)  # TorchElastic's type.
+        # Only plug-ins get TorchElastic's type.
+        redirects, tee = std.as_std(redirects), std.as_std(tee)
     return kind(
         log_dir=values.parse_log_dir(args.log_dir),
         redirects=redirects,

@@ -18,7 +18,7 @@ from holdfast.coordinator.connections import (
     system_error,
 )
 from holdfast.errors import EnvironmentProblem
-from holdfast.net import addresses, listening, tls
+from holdfast.net import addresses, async_addresses, listening, tls
 from holdfast.net.peer_user import listener_of
 from holdfast.wire.handshake import COORDINATOR
 from holdfast.wire.sniff import explain_silent_close
@@ -91,7 +91,7 @@ class CoordinatorConnector:
         """Return a connection after its handshake, or raise `ConnectFailed`."""
         async with self._turns:
             try:
-                found = await addresses.resolve_async(self.host, self.port)
+                found = await async_addresses.resolve_async(self.host, self.port)
             except OSError as error:
                 raise ConnectFailed(f"cannot resolve {self.host}: {system_error(error)}") from None
             try:
@@ -109,11 +109,15 @@ class CoordinatorConnector:
 
     async def _connect_first(self, found: list[Address]) -> socket.socket:
         try:
-            return await addresses.connect_first(found, CONNECT_S, addresses.use_small_segments)
+            return await async_addresses.connect_first(
+                found, CONNECT_S, addresses.use_small_segments
+            )
         except ConnectionRefusedError:
             if self._when_refused is None or not self._when_refused(found):
                 raise
-            return await addresses.connect_first(found, CONNECT_S, addresses.use_small_segments)
+            return await async_addresses.connect_first(
+                found, CONNECT_S, addresses.use_small_segments
+            )
 
     async def _shake_hands(self, connected: socket.socket) -> ClientConnection:
         loop = asyncio.get_running_loop()

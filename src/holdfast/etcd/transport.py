@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast.core.etcd.calls import ProblemKind
 from holdfast.etcd.json_gateway import OK, QUOTE_CHARS_MAX, TLS_ONLY
 from holdfast.etcd.optional_h11 import h11
-from holdfast.net import addresses
+from holdfast.net import addresses, async_addresses
 from holdfast.net.endpoints import format_endpoint
 from holdfast.printable import one_line, quoted
 
@@ -370,10 +370,10 @@ async def open_connection(
     try:
         async with asyncio.timeout(limit_s):
             try:
-                found = await addresses.resolve_async(host, port)
+                found = await async_addresses.resolve_async(host, port)
             except OSError as error:
                 raise ConnectionProblem(f"cannot resolve its name: {error_text(error)}") from None
-            connected = await addresses.connect_first(found, limit_s, _set_options)
+            connected = await async_addresses.connect_first(found, limit_s, _set_options)
             late = "it accepts connections, but there was no TLS handshake"
             return await _wrap(connected, format_endpoint(host, port), tls, server_name or host)
     except TimeoutError:

@@ -20,9 +20,11 @@ from holdfast.errors import (
     shortage_behind,
     shortage_hint,
 )
+from holdfast.launcher import preload
 from holdfast.launcher.observers import LaunchObservers
 from holdfast.launcher.story_file import story_to
 from holdfast.net.addresses import own_address
+from holdfast.processes.failures import failure as process_failure
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
 from holdfast.rendezvous.backends import Backend
@@ -363,9 +365,7 @@ def preload_of(
             f"preload: conflicts with start_method={config.start_method!r}; accepted: 'spawn', "
             "whose workers are then forked from the process that has imported the modules"
         )
-    from holdfast.launcher.preload import modules_to_preload
-
-    return modules_to_preload(config.preload, entrypoint, args)
+    return preload.modules_to_preload(config.preload, entrypoint, args)
 
 
 def entrypoint_name(entrypoint: Callable[..., Any] | str, args: list[Any]) -> str:
@@ -386,9 +386,7 @@ def failure_of(launch: Launch, result: RunResult, machine: Supervision) -> Excep
     config = launch.config
     if not result.failures:
         return EnvironmentProblem(f"{launch.name}: the workers were unhealthy and were stopped")
-    from holdfast.processes.failures.failure import ChildFailedError  # Only a failed job needs it.
-
-    error = ChildFailedError(launch.name, result.failures)
+    error = process_failure.ChildFailedError(launch.name, result.failures)
     error.many_nodes = config.max_nodes > 1
     if config.max_restarts:
         error.restarts = f"after {machine.restart_count} of {config.max_restarts} restarts"

@@ -1,8 +1,8 @@
 """The observers of a launch: the recorders of events and metrics that the config requests.
 
 They do not delay the start. Lifecycle events are buffered until the workers run. The recorders are imported
-while the workers start, which is why most imports here are inside functions. If only a failed run keeps its
-records, they are imported when the run has failed.
+while the workers start, which is why their imports are inside functions. If only a failed run keeps its records,
+they are imported when the run has failed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import UsageError
-from holdfast.observe import events_wanted, metrics_wanted
+from holdfast.launcher import dashboard_process
+from holdfast.observe import events_wanted, metrics_wanted, timeline
 from holdfast.observe.lifecycle import GenerationStarted, LifecycleEvent, RunEnded
 
 if TYPE_CHECKING:
@@ -63,10 +64,10 @@ class LaunchObservers:
                 progress=agent.progress,
             )
         if self._config.dashboard_port is not None:
-            from holdfast.launcher.dashboard_process import DashboardProcess
-
             run_id = agent.group.spec.rdzv_handler.get_run_id()
-            self._dashboard = DashboardProcess(self._config.dashboard_port, run_id, self._logs)
+            self._dashboard = dashboard_process.DashboardProcess(
+                self._config.dashboard_port, run_id, self._logs
+            )
             agent.reporter.observers.add(self._dashboard)
         self._is_for_failures_alone = (
             getattr(self._logs, "is_for_failures_alone", False)
@@ -93,10 +94,12 @@ class LaunchObservers:
             if not self._must_record_now(event):
                 return
             from holdfast.observe.events.event_recorder import EventRecorder
-            from holdfast.observe.timeline import TimelineRecorder
 
             events = self._open_events()
-            self._recorders = EventRecorder(events.record), TimelineRecorder(events.record_line)
+            self._recorders = (
+                EventRecorder(events.record),
+                timeline.TimelineRecorder(events.record_line),
+            )
         while self._early:
             one = self._early.popleft()
             for record in self._recorders:

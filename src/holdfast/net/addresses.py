@@ -1,4 +1,4 @@
-"""Addresses: resolving a host and a port, classifying addresses, connecting to them.
+"""Addresses: resolving a host and a port, and classifying addresses. `net.async_addresses` connects to them.
 
 Only names need a name server; an address never causes a lookup. A host's own name is its address only for
 other machines (`own_address`).
@@ -24,9 +24,6 @@ LOOPBACK = "127.0.0.1"
 OWN_NAME_S = 2.0
 """How long a machine may take to resolve its own name."""
 _PUBLIC_ADDRESS = ("192.0.2.1", 9)  # An address reserved for documentation.
-
-# This machine has no route to such an address, for example IPv6 on a host with only IPv4.
-_NO_ROUTE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
 
 
 class Address(Value):
@@ -64,7 +61,7 @@ def resolve_within(host: str, port: int, timeout_s: float) -> list[Address]:
     if is_ip(host):
         return resolve(host, port)
     answers: list[list[Address] | Exception] = []
-    thread = _resolve_in_thread(host, port, answers.append)
+    thread = resolve_in_thread(host, port, answers.append)
     thread.join(min(timeout_s, threading.TIMEOUT_MAX))
     if not answers:
         raise TimeoutError("the name server does not respond")
@@ -73,34 +70,7 @@ def resolve_within(host: str, port: int, timeout_s: float) -> list[Address]:
     return answers[0]
 
 
-async def resolve_async(host: str, port: int) -> list[Address]:
-    """Do what `resolve` does without blocking the loop."""
-    import asyncio
-
-    if is_ip(host):
-        return resolve(host, port)
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[list[Address]] = loop.create_future()
-
-    def deliver(found: list[Address] | Exception) -> None:
-        if answer.done():
-            return
-        if isinstance(found, Exception):
-            answer.set_exception(found)
-        else:
-            answer.set_result(found)
-
-    def post(found: list[Address] | Exception) -> None:
-        try:
-            loop.call_soon_threadsafe(deliver, found)
-        except RuntimeError:
-            pass  # The loop is closed.
-
-    _resolve_in_thread(host, port, post)
-    return await answer
-
-
-def _resolve_in_thread(
+def resolve_in_thread(
     host: str, port: int, deliver: Callable[[list[Address] | Exception], None]
 ) -> threading.Thread:
     """Resolve in a daemon thread: a name server may take longer than this process lives."""
@@ -223,46 +193,7 @@ def use_small_segments(one: socket.socket) -> None:
         pass  # Only paths that drop large packets need it.
 
 
-async def connect_first(
-    addresses: list[Address], limit_s: float, prepare: Callable[[socket.socket], None] | None = None
-) -> socket.socket:
-    """Return a connection to the first address that accepts one, within a limit for all of them."""
-    import asyncio
-
-    loop = asyncio.get_running_loop()
-    share_s = limit_s / max(1, len(addresses))
-    problems: list[OSError] = []
-    for one in addresses:
-        connection = socket.socket(one.family, socket.SOCK_STREAM)
-        try:
-            connection.setblocking(False)  # noqa: FBT003 (the name says it)
-            if prepare is not None:
-                prepare(connection)
-            async with asyncio.timeout(share_s):
-                await loop.sock_connect(connection, one.sockaddr)
-            check_not_itself(connection)
-            return connection
-        except TimeoutError:
-            connection.close()
-            problems.append(OSError(f"no response within {share_s:.3g} s"))
-        except OSError as error:
-            connection.close()
-            problems.append(error)
-        except BaseException:
-            connection.close()
-            raise
-    raise _worst(problems)
-
-
 def check_not_itself(connection: socket.socket) -> None:
     """Raise if the kernel connected a socket to itself, because nothing listens at its port."""
     if connection.getsockname() == connection.getpeername():
         raise ConnectionRefusedError(errno.ECONNREFUSED, "nothing listens there")
-
-
-def _worst(problems: list[OSError]) -> OSError:
-    """Return the most useful error: "connection refused" only if every reachable address refused."""
-    tried = [one for one in problems if one.errno not in _NO_ROUTE]
-    refused = [one for one in tried if isinstance(one, ConnectionRefusedError)]
-    others = [one for one in tried if one not in refused]
-    return next(iter(others or refused or problems), OSError("it has no address"))

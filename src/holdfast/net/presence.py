@@ -17,7 +17,7 @@ import socket
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from holdfast.net import addresses
+from holdfast.net import async_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,8 +65,8 @@ class PresenceWatcher:
         try:
             async with asyncio.timeout(CONNECT_S):
                 async with self._resolving:
-                    found = await addresses.resolve_async(address, port)
-                connection = await addresses.connect_first(found, CONNECT_S, keep_alive)
+                    found = await async_addresses.resolve_async(address, port)
+                connection = await async_addresses.connect_first(found, CONNECT_S, keep_alive)
         except ConnectionRefusedError:
             report(Sight.REFUSED)
         except OSError as problem:

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -74,6 +74,7 @@ from holdfast.core.protocol import (
     sanitized_status,
     sanitized_view,
 )
+from holdfast.core.rounds import JobPhase, is_drained
 from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.printable import one_line, quoted
 from holdfast.wire import wire_limits as limits
@@ -191,7 +192,6 @@ HandshakeMessage = Hello | Challenge | Proof | Welcome | Refusal | Goodbye
 StoreOp = Literal[
     "set", "get", "add", "check", "wait", "compare_set", "append", "delete", "num_keys"
 ]
-STORE_OPS: tuple[StoreOp, ...] = get_args(StoreOp)
 
 
 class StoreCall(msgspec.Struct, frozen=True, kw_only=True, tag="store_call"):
@@ -416,8 +416,6 @@ def summary_of(
 
 
 def _nodes_of(rounds: Rounds, reports: Mapping[tuple[str, str], NodeReport]) -> list[NodeSummary]:
-    from holdfast.core.rounds import JobPhase, is_drained  # Clients do not need it.
-
     job, table = rounds.job, rounds.rank_table
     is_active = job.phase is JobPhase.ACTIVE
     summaries = []

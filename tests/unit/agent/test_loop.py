@@ -255,6 +255,20 @@ def test_job_is_visible_when_its_first_worker_starts(runtime_folder: str) -> Non
     assert os.listdir(f"{runtime_folder}/holdfast") == []
 
 
+def test_control_socket_exists_before_the_first_worker_starts(runtime_folder: str) -> None:
+    agent = local("exit 0")
+    start = agent.workers.start
+    sockets: list[int] = []
+
+    def look_and_start(*args: Any) -> Any:
+        sockets.append(len(os.listdir(f"{runtime_folder}/holdfast")))
+        return start(*args)
+
+    agent.workers.start = look_and_start  # type: ignore[assignment]
+    run(agent)
+    assert sockets == [1]
+
+
 def test_running_job_knows_when_its_first_round_was_formed(runtime_folder: str) -> None:
     """The history of a running job is that of its timeline, from the start of the run on."""
     assert runtime_folder

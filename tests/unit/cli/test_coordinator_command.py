@@ -14,7 +14,7 @@ import pytest
 from holdfast.cli import coordinator_command
 from holdfast.core.phases import NodePhase
 from holdfast.errors import UsageError
-from holdfast.net import addresses
+from holdfast.net import async_addresses
 from holdfast.net.addresses import Address
 from holdfast.net.token import make_token
 from holdfast.wire.messages import Goodbye
@@ -89,7 +89,7 @@ def test_endpoint_of_another_machine_causes_a_warning(
             await asyncio.Event().wait()
         return [Address(socket.AF_INET, (found, port))]
 
-    monkeypatch.setattr(addresses, "resolve_async", resolve)
+    monkeypatch.setattr(async_addresses, "resolve_async", resolve)
     if found == "never":
         monkeypatch.setattr(coordinator_command, "RESOLVE_S", 0.01)
     asyncio.run(coordinator_command.warn_of_name("head", 1))

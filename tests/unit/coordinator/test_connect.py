@@ -9,7 +9,7 @@ import pytest
 from holdfast.coordinator import connect
 from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.coordinator.connections import ClientConnection, ConnectFailed
-from holdfast.net import addresses
+from holdfast.net import async_addresses
 from holdfast.net.addresses import Address
 from holdfast.wire.handshake import refusal
 from in_loop import in_loop
@@ -121,7 +121,7 @@ async def test_connect_tries_each_resolved_address(
     async def unknown(_host: str, _port: int) -> list[Address]:
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(addresses, "resolve_async", unknown)
+    monkeypatch.setattr(async_addresses, "resolve_async", unknown)
     with pytest.raises(ConnectFailed, match=r"nowhere.*name or service not known"):
         await CoordinatorConnector("nowhere", 1, run_id="job").connect()
     with socket.socket() as bound, socket.create_server((LOCAL, 0)) as silent:
@@ -131,7 +131,7 @@ async def test_connect_tries_each_resolved_address(
         async def resolve(_host: str, _port: int) -> list[Address]:
             return found
 
-        monkeypatch.setattr(addresses, "resolve_async", resolve)
+        monkeypatch.setattr(async_addresses, "resolve_async", resolve)
         monkeypatch.setattr(connect, "HANDSHAKE_S", 0.02)
         with pytest.raises(ConnectFailed, match=connect.MUTE):
             await CoordinatorConnector("both", 1, run_id="job").connect()

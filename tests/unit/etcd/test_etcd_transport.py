@@ -13,7 +13,7 @@ from etcd_clients import LOCAL, http, responding, server
 from holdfast.core.etcd.calls import ProblemKind
 from holdfast.etcd import transport
 from holdfast.etcd.transport import ConnectionProblem, HttpConnection, Reply, open_connection
-from holdfast.net import addresses
+from holdfast.net import async_addresses
 from holdfast.net.addresses import Address
 from holdfast.net.tls import client_context
 from in_loop import in_loop
@@ -178,7 +178,7 @@ def test_unresponsive_address_leaves_time_for_the_next(
             async def find_two(_host: str, _port: int) -> list[Address]:
                 return [Address(socket.AF_INET, (LOCAL, one)) for one in (blocked, port)]
 
-            monkeypatch.setattr(addresses, "resolve_async", find_two)
+            monkeypatch.setattr(async_addresses, "resolve_async", find_two)
             connection = await open_connection("two", 1, limit_s=1.0)
             connection.abort("done")
             await connection.ended

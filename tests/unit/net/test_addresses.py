@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.net import addresses
+from holdfast.net import addresses, async_addresses
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_ipv4_mapped_address_is_returned_as_ipv4() -> None:
 def test_resolve_async_returns_the_same_addresses_ipv4_first(host: str) -> None:
     found = addresses.resolve(host, 80)
     assert (found[0].family, found[0].ip) == (socket.AF_INET, "127.0.0.1")
-    assert asyncio.run(addresses.resolve_async(host, 80)) == found
+    assert asyncio.run(async_addresses.resolve_async(host, 80)) == found
     assert addresses.resolve_within(host, 80, 20.0) == found
 
 
@@ -54,7 +54,7 @@ def test_unknown_or_slow_name_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         addresses.resolve_within("a" * 70 + ".example", 7, 20.0)
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     with pytest.raises(socket.gaierror):
-        asyncio.run(addresses.resolve_async("nowhere", 80))
+        asyncio.run(async_addresses.resolve_async("nowhere", 80))
     with pytest.raises(socket.gaierror):
         addresses.resolve_within("nowhere", 80, 20.0)
     with pytest.raises(TimeoutError):
@@ -94,7 +94,7 @@ def test_connection_refused_is_reported_only_if_all_addresses_refuse() -> None:
     refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
     silent = OSError("no answer within 5 s")
     no_route = OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
-    worst = addresses._worst
+    worst = async_addresses._worst
     assert worst([refused, silent]) is worst([silent, refused]) is silent
     assert worst([no_route, refused]) is refused
     assert worst([no_route]) is no_route

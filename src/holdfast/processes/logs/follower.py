@@ -392,8 +392,6 @@ class LogFollower:
         self._wake_poll = select.poll()
         self._wake_poll.register(self._wake_fd, select.POLLIN)
         self._not_before = 0.0
-        # How often the thread woke up. Without output it does not.
-        self.wakeups = 0
 
     # Following, from any thread.
 
@@ -589,7 +587,6 @@ class LogFollower:
         """Find the streams that have something to read; sleep only if none is known."""
         timeout_s = 0 if ready else UNWATCHED_INTERVAL_S if self._unwatched else None
         events = self._epoll.poll(timeout_s)
-        self.wakeups += 1
         with self._lock:
             ready.update(dict.fromkeys(self._unwatched))
             for fd, _ in events:

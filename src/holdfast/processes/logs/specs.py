@@ -35,7 +35,9 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.errors import EnvironmentProblem, UsageError, shortage_hint
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
+from holdfast.processes.failures import tracebacks
 from holdfast.processes.keeper.keeper_client import Keeper
+from holdfast.processes.logs import follower, lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -653,8 +655,6 @@ class WorkerStdio:
         """Return the position (in bytes from the start) and the time (in nanoseconds since the epoch)
         of the last traceback in the end of a worker's standard error; -1 and 0 if unknown.
         """
-        from holdfast.processes.failures import tracebacks
-
         found = tracebacks.find_last_traceback(tracebacks.readable_lines(tail))
         if found is None:
             return -1, 0
@@ -730,25 +730,19 @@ class WorkerStdio:
 
     def _follow(self) -> LogFollower:
         if self._follower is None:
-            from holdfast.processes.logs.follower import LogFollower
-
-            self._follower = LogFollower()
+            self._follower = follower.LogFollower()
             self._follower.start()
         return self._follower
 
     def _console_sink(self, which: int) -> Sink:
         if which not in self._sinks:
-            from holdfast.processes.logs.lines import Sink
-
-            self._sinks[which] = Sink.of_stream(sys.stdout if which == STDOUT else sys.stderr)
+            self._sinks[which] = lines.Sink.of_stream(sys.stdout if which == STDOUT else sys.stderr)
         return self._sinks[which]
 
     def _filtered_sink(self, which: int) -> Sink:
         """Return where the filtered lines of a stream go; all ranks share it."""
         if which not in self._filtered:
-            from holdfast.processes.logs.lines import Sink
-
-            self._filtered[which] = Sink.to_file(self._filtered_path(which))
+            self._filtered[which] = lines.Sink.to_file(self._filtered_path(which))
         return self._filtered[which]
 
     def _filtered_path(self, which: int) -> str:

@@ -42,6 +42,7 @@ from holdfast.core.values import Value
 from holdfast.defaults import REAP_S, SHUTDOWN_S
 from holdfast.errors import SHORTAGES, EnvironmentProblem, shortage_hint
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
+from holdfast.processes.failures import failure as process_failure
 from holdfast.processes.failures.oom_kills import OomKills
 from holdfast.processes.keeper import keeper_client
 from holdfast.processes.keeper.keeper_client import Keeper
@@ -778,20 +779,18 @@ class PContext(ABC):
         try:
             return self._failure_reader.call(self._read_failure, exited)
         except Hung as problem:
-            from holdfast.processes.failures.failure import failure_of
-
-            failure = failure_of(exited, stop_began_ns=self._stop_began_ns, error_file="")
+            failure = process_failure.failure_of(
+                exited, stop_began_ns=self._stop_began_ns, error_file=""
+            )
             what = f"cannot read its error file and standard error: {problem}"
             failure.detail = f"{failure.detail}; {what}" if failure.detail else what
             return failure
 
     def _read_failure(self, exited: WorkerExit) -> ProcessFailure:
-        from holdfast.processes.failures.failure import failure_of  # Most jobs do not fail.
-
         rank = exited.rank
         tail = self._stdio.stderr_tail(rank)
         words_at, words_ns = self._stdio.log_tail(rank, tail)
-        return failure_of(
+        return process_failure.failure_of(
             exited,
             stop_began_ns=self._stop_began_ns,
             spoke_before_stop=0 <= words_at < self._said_before_stop.get(rank, 0),
