@@ -47,7 +47,7 @@ INTERRUPTED = 130
 GARBAGE_MIN = 10_000
 # Modules that others import, and that a plain job does not use before its workers run.
 POSTPONED = (
-    "argparse", "array", "ctypes", "dataclasses", "importlib.metadata", "json", "re", "resource", "runpy", "selectors", "string", "struct", "subprocess", "tempfile",
+    "argparse", "array", "ctypes", "dataclasses", "hmac", "importlib.metadata", "json", "re", "resource", "runpy", "selectors", "string", "struct", "subprocess", "tempfile",
     "termios", "threading", "tokenize", "traceback", "typing",
     "holdfast.agent.blocked_workers", "holdfast.cli.parser", "holdfast.core.blame", "holdfast.core.stopping",
     "holdfast.launcher.dashboard_process", "holdfast.launcher.preload", "holdfast.net.peer_user",

@@ -16,6 +16,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from holdfast.core.coordinator_machine import RequestReceived
 from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.phases import JobOutcome
@@ -470,16 +472,7 @@ class Operators:
         if reply.last:
             del self._relays[number]
             del self._by_operator[peer, relay.id]
-        self._post(
-            peer,
-            Reply(
-                id=relay.id,
-                refusal=reply.refusal,
-                why=reply.why,
-                body=reply.body,
-                last=reply.last,
-            ),
-        )
+        self._post(peer, msgspec.structs.replace(reply, id=relay.id))
 
     def _follow_up(self, peer: ServerConnection, query: Query) -> None:
         """Relay a message about a pending query."""

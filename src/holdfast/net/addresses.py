@@ -193,6 +193,24 @@ def use_small_segments(one: socket.socket) -> None:
         pass  # Only paths that drop large packets need it.
 
 
+KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 60, 15, 4
+"""Detect after two minutes that the other end disappeared silently: a host that lost power, or a router that
+dropped an idle connection."""
+
+
+def keep_alive(
+    one: socket.socket,
+    idle_s: int = KEEPALIVE_IDLE_S,
+    every_s: int = KEEPALIVE_EVERY_S,
+    probes: int = KEEPALIVE_PROBES,
+) -> None:
+    """Have the kernel detect that the other end of a connection, or of all that a listener accepts, disappeared."""
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every_s)
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
+
+
 def check_not_itself(connection: socket.socket) -> None:
     """Raise if the kernel connected a socket to itself, because nothing listens at its port."""
     if connection.getsockname() == connection.getpeername():

@@ -23,7 +23,7 @@ from holdfast.core.limits import CONTROL_KEY_BYTES
 from holdfast.core.protocol import ControlPort
 from holdfast.net import addresses, listening
 from holdfast.net.half_open import HalfOpen
-from holdfast.net.presence import PRESENCE_REQUEST, keep_alive
+from holdfast.net.presence import PRESENCE_REQUEST
 from holdfast.net.token import choose_token
 from holdfast.wire.handshake import READ_ONLY_ALL_PREFIX, READ_ONLY_PREFIX, control_key
 from holdfast.wire.messages import Contact, Contacts
@@ -213,7 +213,7 @@ class AgentPort:
         self._watching.add(connection)
         try:
             connection.recv(len(PRESENCE_REQUEST))
-            keep_alive(connection)
+            addresses.keep_alive(connection)
             # A new connection's buffer has room for the id.
             connection.send(self.presence_id.encode() + b"\n")
             self._loop.add_reader(connection, self._drop, connection)

@@ -13,22 +13,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import socket
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from holdfast.net import async_addresses
+from holdfast.net import addresses, async_addresses
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
 PRESENCE_REQUEST = b"presence"
 """The first bytes of a connection that watches an agent's presence; no other client starts with them."""
 CONNECT_S = 2.0
 RESOLVING_MAX = 16  # Concurrent name lookups: each takes a thread.
-# For connections whose other end disappeared silently: a host that lost power, or a router that dropped
-# an idle connection.
-KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 60, 15, 4
 
 
 class Sight(Enum):
@@ -42,14 +39,6 @@ class Sight(Enum):
     """Its host refused the connection."""
     UNKNOWN = "unknown"
     """Anything else: no response, no route, another process, a connection that timed out."""
-
-
-def keep_alive(one: socket.socket) -> None:
-    """Have the kernel detect that the other end disappeared."""
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_EVERY_S)
-    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
 
 
 class PresenceWatcher:
@@ -66,7 +55,9 @@ class PresenceWatcher:
             async with asyncio.timeout(CONNECT_S):
                 async with self._resolving:
                     found = await async_addresses.resolve_async(address, port)
-                connection = await async_addresses.connect_first(found, CONNECT_S, keep_alive)
+                connection = await async_addresses.connect_first(
+                    found, CONNECT_S, addresses.keep_alive
+                )
         except ConnectionRefusedError:
             report(Sight.REFUSED)
         except OSError as problem:

@@ -14,6 +14,7 @@ The other nodes of a generation attest their hosts at the store with the generat
 
 from __future__ import annotations
 
+import hmac
 import os
 import select
 from typing import TYPE_CHECKING
@@ -370,8 +371,6 @@ def key_of(view: View, token: bytes) -> bytes:
     """
     if not view.store_key or not token:
         return view.store_key
-    import hmac  # Not with one node.
-
     return hmac.digest(token, view.store_key, "sha256")
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -41,6 +42,8 @@ def test_signal_handler_can_end_a_wait() -> None:
             raise Enough
 
     def send() -> None:
+        while not store.check(["here"]):  # An earlier signal would end the test before the wait.
+            time.sleep(0.001)
         # Repeatedly, because a signal just before Python sleeps does not wake it.
         while not ended.wait(0.01):
             signal.pthread_kill(main, signal.SIGUSR1)

@@ -19,7 +19,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.net.addresses import check_not_itself, resolve_within
+from holdfast.net.addresses import check_not_itself, keep_alive, resolve_within
 from holdfast.net.endpoints import format_endpoint
 from holdfast.store.memory_store import named
 from holdfast.store.store_errors import (
@@ -45,12 +45,6 @@ RESPONSE_BYTES_MAX = 1 << 30
 READ_BYTES = 1 << 16
 POLL_S_MAX = 3600.0  # poll() takes 32 bits of milliseconds; a deadline may be further away.
 
-# Detects a vanished host of the server after about two minutes of waiting.
-KEEPALIVE = (
-    (socket.TCP_KEEPIDLE, 60),
-    (socket.TCP_KEEPINTVL, 15),
-    (socket.TCP_KEEPCNT, 4),
-)
 
 CONNECT_PAUSE_S_MIN = 0.02
 CONNECT_PAUSE_S_MAX = 1.0
@@ -88,9 +82,7 @@ class Connection:
         self._readable.register(sock, select.POLLIN)
         sock.setblocking(False)  # noqa: FBT003 (the name says it)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in KEEPALIVE:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        keep_alive(sock)
 
     def request(self, request: bytes) -> None:
         """Send a request; raise `OSError` if the connection is known to be lost.

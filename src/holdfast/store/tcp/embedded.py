@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import EnvironmentProblem, shortage_behind
+from holdfast.net.addresses import keep_alive
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.listening import bind, candidates_of
 from holdfast.store.store_errors import DistNetworkError
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
     from holdfast.store.tcp.store_server import ServingLoop
 
 BACKLOG = 65_535  # Connections that wait to be accepted; the kernel has a lower limit of its own.
-# Detects a client whose host vanished after about two minutes.
-KEEPALIVE_IDLE_S = 60
-KEEPALIVE_INTERVAL_S = 15
-KEEPALIVE_PROBES = 4
 
 HOSTS, OPEN, PRIVATE = "hosts", "open", "private"
 
@@ -78,15 +75,12 @@ class TcpStoreServer:
 
     def start(self) -> None:
         """Listen, and start the thread."""
-        listener, tcp = self._listener, socket.IPPROTO_TCP
+        listener = self._listener
         try:
             listener.setblocking(False)  # noqa: FBT003 (the name says it)
             # Accepted connections inherit these.
-            listener.setsockopt(tcp, socket.TCP_NODELAY, 1)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            listener.setsockopt(tcp, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-            listener.setsockopt(tcp, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
-            listener.setsockopt(tcp, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(listener)
             listener.listen(BACKLOG)
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._epoll = select.epoll()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     from holdfast.control.job_client import JobClient
-    from holdfast.control.live_job import GenerationRow, RankRow
+    from holdfast.control.live_job import GenerationRow, NodeRow, RankRow
     from holdfast.views.dashboard.web_server import ActionWanted
     from holdfast.views.report.model import Failure
     from holdfast.wire.messages import EventRecord
@@ -119,23 +119,13 @@ class WatchedJob:
                     "problem": model.problem,
                     "ended": model.ended,
                 },
-                "nodes": [
-                    {
-                        name: getattr(node, name)
-                        for name in (
-                            "node", "host", "state", "node_rank", "drained", "ranks_text", "size",
-                            "running", "generation", "step_min", "step_max", "rate", "cpu",
-                            "heartbeat_age_s", "rss_bytes", "mark",
-                        )
-                    }
-                    for node in model.nodes
-                ],
+                "nodes": [_node(one) for one in model.nodes],
                 "ranks": _columns(model.ranks, node_of),
                 "generations": [_generation(one) for one in reversed(model.generations)],
                 "spans": _spans(model),
             },
             news,
-        )  # fmt: skip
+        )
 
     # Other requests.
 
@@ -228,6 +218,12 @@ class WatchedJob:
             "problem": self._failures[2],
             "folders": self._log_dirs,
         }
+
+
+def _node(row: NodeRow) -> dict[str, Any]:
+    shown = msgspec.structs.asdict(row)
+    del shown["address"], shown["ranks"]  # The ranks have a section of their own.
+    return shown
 
 
 def _columns(rows: Sequence[RankRow], node_of: dict[str, int]) -> dict[str, list[Any]]:
