@@ -3,7 +3,7 @@
 The model of raft is simple: a leader needs a majority of the voters and the longest log among them, and an
 entry is committed once a majority has it. At every commit of any cluster, the simulation checks that
 
-- no cluster commits after a later one has;
+- no cluster commits after a newer cluster has committed;
 - the leader has all entries that its cluster ever committed, so no member has forgotten its votes;
 - at most one machine of the list is not a voter.
 
@@ -56,7 +56,7 @@ CLAIM_S = 10.0  # How long a machine holds the lock for changing the voters.
 
 
 class Split(AssertionError):
-    """Two clusters committed, or a cluster lost committed entries."""
+    """An older cluster committed after a newer one, or a cluster lost committed entries."""
 
 
 class Cluster:

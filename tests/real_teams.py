@@ -124,7 +124,7 @@ class Agent:
         """Return the output of the agent so far."""
         return self._errors.read_text()
 
-    def says(self, text: str, times: int = 1) -> str:
+    def wait_for_output(self, text: str, times: int = 1) -> str:
         """Wait until the agent has printed this text `times` times; return its output."""
         deadline = time.monotonic() + PATIENCE_S
         while (output := self.output()).count(text) < times:

@@ -3,8 +3,8 @@
     fleet.py AGENTS LIMIT_S [PAUSE_S [TOKEN]]
 
 The coordinator has its own process. All agents are in this one: the real handshake, the real
-machine of a node's membership and heartbeats every second, but no asyncio and no workers, so that
-this side costs little. Both share the machine's cores. Prints one line of JSON, with the
+machine of a node's membership and heartbeats every second, but no asyncio and no workers, so this
+process uses little CPU. Both processes share the machine's cores. Prints one line of JSON, with the
 coordinator's own CPU time.
 """
 
@@ -48,7 +48,7 @@ PAUSE_S = 1.5  # Before each restart, unless given: a heartbeat and a half.
 # How many connect at a time: agents of real hosts do not share an interpreter.
 IN_FLIGHT = 64
 READ_BYTES = 1 << 16
-CALL = b"\xa4call"  # In an acknowledgement that is a roll call.
+CALL = b"\xa4call"  # Present in an acknowledgement that is a roll call.
 WATCH = b"\xa5watch"
 PR_SET_PDEATHSIG = 1  # The coordinator does not outlive this process.
 
@@ -174,7 +174,7 @@ class Fleet:
             self._step(0.1)
         return time.monotonic()
 
-    def rest(self, for_s: float) -> None:
+    def idle_for(self, for_s: float) -> None:
         until = time.monotonic() + for_s
         while time.monotonic() < until:
             self._step(until - time.monotonic())
@@ -204,7 +204,7 @@ def measure(fleet: Fleet, server: int, pause_s: float) -> dict[str, object]:
     formed_cpu_s = cpu_s_of(server) - cpu_s
     restarts_s, restarts_cpu_s = [], []
     for generation in range(1, RESTARTS + 1):
-        fleet.rest(pause_s)
+        fleet.idle_for(pause_s)
         cpu_s, began = cpu_s_of(server), time.monotonic()
         fleet.agents[generation * len(fleet.agents) // (RESTARTS + 1)].fail()
         restarts_s.append(fleet.wait_for_generation(generation) - began)

@@ -152,17 +152,17 @@ def main() -> None:
         )
         children.append(client)
         while not os.waitpid(client, os.WNOHANG)[0]:
-            fleet.rest(0.05)
+            fleet.idle_for(0.05)
         children.remove(client)
         statuses = json.loads(os.read(results_read, 1 << 16))
-        fleet.rest(12.0)  # Until there is no subscriber.
+        fleet.idle_for(12.0)  # Until there is no subscriber.
         cpu_s = cpu_s_of(server)
-        fleet.rest(seconds)
+        fleet.idle_for(seconds)
         alone = (cpu_s_of(server) - cpu_s) / seconds
         children.append(forked(lambda: asyncio.run(subscribe(port, subscribers))))
-        fleet.rest(3.0)
+        fleet.idle_for(3.0)
         cpu_s = cpu_s_of(server)
-        fleet.rest(seconds)
+        fleet.idle_for(seconds)
         watched = (cpu_s_of(server) - cpu_s) / seconds
     finally:
         for child in reversed(children):

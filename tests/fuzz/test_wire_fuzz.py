@@ -156,7 +156,7 @@ def test_messages_survive_a_round_trip(sent: list[Message], sizes: list[int]) ->
 
 
 def check_body(body: bytes) -> None:
-    """Decode a body that may be broken. What is accepted must be a message like any other."""
+    """Decode a body that may be broken. An accepted body must be a valid message."""
     message = outcome(decode, body)
     early = outcome(decode_handshake, body)
     if isinstance(message, HandshakeMessage):
@@ -180,7 +180,7 @@ def test_any_body_is_a_message_or_refused(body: bytes) -> None:
 
 
 @st.composite
-def spoiled(draw: st.DrawFn) -> bytes:
+def corrupted_message(draw: st.DrawFn) -> bytes:
     """A real message with some bytes changed, added, removed or repeated."""
     body = bytearray(encode(draw(messages)))
     for _ in range(draw(st.integers(1, 4))):
@@ -200,13 +200,13 @@ def spoiled(draw: st.DrawFn) -> bytes:
 
 
 @settings(untimed, max_examples=400)
-@given(spoiled())
+@given(corrupted_message())
 def test_corrupted_message_is_valid_or_refused(body: bytes) -> None:
     check_body(body)
 
 
 @st.composite
-def misfit(draw: st.DrawFn) -> bytes:
+def mistyped_message(draw: st.DrawFn) -> bytes:
     """A real message with another value in one of its fields, at any depth."""
     whole: Any = msgspec.to_builtins(
         draw(messages), builtin_types=(bytes, bytearray), enc_hook=lambda one: one
@@ -224,8 +224,8 @@ def misfit(draw: st.DrawFn) -> bytes:
 
 
 @settings(untimed, max_examples=400)
-@example(msgspec.msgpack.encode({"type": "\t"}))  # `quoted` turns a tab into a blank.
-@given(misfit())
+@example(msgspec.msgpack.encode({"type": "\t"}))  # `quoted` replaces a tab with a space.
+@given(mistyped_message())
 def test_message_with_a_field_of_another_type_is_valid_or_refused(body: bytes) -> None:
     check_body(body)
 
@@ -311,25 +311,25 @@ def test_client_without_the_token_is_never_accepted(
     """The client sends anything, and also reflects every proof and nonce that it receives."""
     machine: ClientHandshake | ServerHandshake
     machine = ServerHandshake(b"secret") if serving else ClientHandshake(b"secret")
-    heard = [] if isinstance(machine, ServerHandshake) else [message_in(machine.start())]
+    received = [] if isinstance(machine, ServerHandshake) else [message_in(machine.start())]
     for message in output:
-        again = data.draw(st.sampled_from(heard)) if echo and heard else None
-        said_now = given_back(message, again) if again else message
+        again = data.draw(st.sampled_from(received)) if echo and received else None
+        said_now = with_received_proof(message, again) if again else message
         reply = outcome(machine.receive, encode(said_now))
         assert not machine.done
         if isinstance(reply, WireError):
             assert str(reply).isprintable()
             assert "secret" not in str(reply)
         else:
-            heard.append(message_in(reply))
+            received.append(message_in(reply))
 
 
-def given_back(message: Message, heard: Message) -> Message:
+def with_received_proof(message: Message, received: Message) -> Message:
     """Put the received proof and nonce into a message, if it has such fields."""
     changes = {
-        name: getattr(heard, name)
+        name: getattr(received, name)
         for name in ("proof", "nonce")
-        if hasattr(heard, name) and hasattr(message, name)
+        if hasattr(received, name) and hasattr(message, name)
     }
     return msgspec.structs.replace(message, **changes)
 
@@ -424,14 +424,14 @@ def test_sealed_stream_is_accepted_up_to_the_first_change(
     sent = [sends.seal(framed(body)) for body in bodies]
     stream = arrived = b"".join(sent)
     for at, count, instead in changes:
-        at %= len(arrived) + 1  # noqa: PLW2901 (a place in what there is)
+        at %= len(arrived) + 1  # noqa: PLW2901 (an index within the data)
         arrived = arrived[:at] + instead + arrived[at + count :]
     taken: list[bytes] = []
     is_noticed = False
     try:
         for read in cut(arrived, sizes):
             for one in reader.feed(read):
-                taken.append(takes.open(one))  # noqa: PERF401 (what is before a fault counts)
+                taken.append(takes.open(one))  # noqa: PERF401 (bodies before an error count)
             assert reader.buffered_bytes < HEADER_BYTES + 40 + TAG_BYTES + len(read)
     except WireError:
         is_noticed = True

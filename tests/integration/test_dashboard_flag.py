@@ -63,11 +63,11 @@ def test_first_node_serves_the_dashboard(tmp_path: Path) -> None:
         cluster.start_coordinator("coordinator")
         cluster.start_all("a", "b", "c")
         first, *others = cluster.ranks(3)
-        cluster.agents[first.agent].says("dashboard: ")
+        cluster.agents[first.agent].wait_for_output("dashboard: ")
         cluster.agents[first.agent].kill()
         first, other = cluster.ranks(2)
         assert first.agent in {start.agent for start in others}
-        cluster.agents[first.agent].says("dashboard: ")
+        cluster.agents[first.agent].wait_for_output("dashboard: ")
         assert "dashboard: " not in cluster.agents[other.agent].output()
 
 

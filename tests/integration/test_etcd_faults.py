@@ -45,7 +45,7 @@ def test_restart_of_etcd_restarts_no_worker(tmp_path: Path) -> None:
         etcd.compact()
         etcd.kill()
         for agent in cluster.agents.values():
-            assert "keep running" in agent.says("lost the connection to etcd")
+            assert "keep running" in agent.wait_for_output("lost the connection to etcd")
         etcd.start()
         agents = cluster.agents.values()
         cluster.await_unharmed(lambda: all("reconnected to" in agent.output() for agent in agents))
@@ -103,7 +103,7 @@ def test_killed_leader_restarts_workers_only_if_it_was_a_member(tmp_path: Path, 
         cluster.start("b", conf="node_id=b")
         starts = cluster.generation(2)
         cluster.start("spare", conf="node_id=spare")
-        cluster.agents["spare"].says("standing by")
+        cluster.agents["spare"].wait_for_output("standing by")
         make_leader(cluster, "spare", "a", "b")
         cluster.agents["spare"].kill()
         leader = cluster.await_leader(other_than="spare")
@@ -159,11 +159,11 @@ def test_full_etcd_is_reported_and_stops_no_workers(tmp_path: Path) -> None:
         starts = cluster.generation(2)
         etcd.fill_up()
         starts["b"].fail()
-        output = cluster.agents["b"].says("lost the connection to etcd")
+        output = cluster.agents["b"].wait_for_output("lost the connection to etcd")
         assert "database space exceeded" in output
         assert cluster.is_quiet()
         etcd.make_room()
-        cluster.agents["b"].says("reconnected to")
+        cluster.agents["b"].wait_for_output("reconnected to")
         assert check_restart(cluster) == {"a": 0, "b": 0}
 
 
@@ -198,7 +198,7 @@ def test_etcd_that_stays_down_or_full_ends_the_job_after_the_limit(tmp_path: Pat
         full.fill_up()
         failing["c"].fail()
         for agent in one.agents.values():
-            agent.says("(coordinator_timeout=4)")
+            agent.wait_for_output("(coordinator_timeout=4)")
         for _ in range(2):
             what, when, _pid = one.messages.next()
             assert what == "stopped"
@@ -231,7 +231,7 @@ def test_compacted_watch_restarts_no_worker(tmp_path: Path, etcd: Etcd) -> None:
         cluster.await_unharmed(watch_stays_behind)
         etcd.compact()
         frozen.signal(signal.SIGCONT)
-        frozen.says("the session at etcd ended: a watch fell behind")
+        frozen.wait_for_output("the session at etcd ended: a watch fell behind")
         assert cluster.is_quiet()
         starts["a"].fail()
         assert check_restart(cluster) == {"a": 0, "b": 0}
@@ -271,7 +271,7 @@ def test_worker_failure_caused_by_a_killed_node_is_not_charged(
         os.kill(other, signal.SIGUSR1)
         assert [cluster.messages.next()[0] for _ in range(2)] == ["connected"] * 2
         cluster.start("spare")
-        cluster.agents["spare"].says("standing by")
+        cluster.agents["spare"].wait_for_output("standing by")
         victim, survivor = ("a", "b") if killed == "the leader" else ("b", "a")
         cluster.agents[victim].kill()
         after = cluster.generation(2)

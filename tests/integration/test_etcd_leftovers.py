@@ -32,7 +32,7 @@ def test_finished_job_leaves_only_its_outcome_which_late_nodes_read(
         cluster.start("b")
         starts = cluster.generation(2)
         cluster.start("spare")
-        cluster.agents["spare"].says("standing by")
+        cluster.agents["spare"].wait_for_output("standing by")
         assert {one.ttl_s > 0 for one in cluster.left().values()} == {True}
         for start in starts.values():
             getattr(start, how)()

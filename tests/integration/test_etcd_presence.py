@@ -35,9 +35,9 @@ class Team(EtcdTeam):
             self.start(name, conf=f"node_id={name}", env={"LOGLEVEL": "debug"})
             if name == first:
                 self.await_leader(first)
-        self.agents[first].says(": seen", times=len(others))
+        self.agents[first].wait_for_output(": seen", times=len(others))
         for name in others:
-            self.agents[name].says(": seen")
+            self.agents[name].wait_for_output(": seen")
 
 
 def test_killed_node_and_killed_leader_are_detected_immediately(tmp_path: Path, etcd: Etcd) -> None:
@@ -71,11 +71,11 @@ def test_stopped_agent_with_broken_connections_is_not_lost(
         frozen, sees = cluster.agents[stopped], cluster.agents[other]
         frozen.freeze()
         reset(port)
-        sees.says(": closed")
+        sees.wait_for_output(": closed")
         frozen.signal(signal.SIGCONT)
-        sees.says(": seen", times=2)
+        sees.wait_for_output(": seen", times=2)
         reset(port)
-        sees.says(": seen", times=3)
+        sees.wait_for_output(": seen", times=3)
         assert "refused" not in sees.output()
         assert cluster.is_quiet()
         assert cluster.finish(starts) == {"a": 0, "b": 0}

@@ -78,7 +78,7 @@ def test_node_is_ready_while_its_workers_run(tmp_path: Path) -> None:
 def test_waiting_agent_is_alive_and_not_ready(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as team:
         agent = team.start("a", env=PROBED)
-        port = int(agent.says(AT_PORT).partition(AT_PORT)[2].partition("\n")[0])
+        port = int(agent.wait_for_output(AT_PORT).partition(AT_PORT)[2].partition("\n")[0])
         team.await_coordinator(agent)
         assert fetch(port, "/readyz") == NOT_STARTED
         assert fetch(port, "/livez") == OK

@@ -127,11 +127,11 @@ def test_cluster_survives_replacing_each_machine_and_a_cut_of_the_majority(
                 numbers.append(cluster.generation(3)["3a"].generation)
             cluster.start_on(f"{machine}b")
             numbers.append(cluster.generation(4)["3a"].generation)
-            cluster.agents[f"{machine}b"].says(JOINED)
+            cluster.agents[f"{machine}b"].wait_for_output(JOINED)
         for machine in (0, 1):
             network.cut(machine)
         for name in ("0b", "1b", "2b", "3a"):
-            cluster.agents[name].says("the keeper killed the workers")
+            cluster.agents[name].wait_for_output("the keeper killed the workers")
         for machine in (0, 1):
             network.heal(machine)
         starts = cluster.generation(4)
@@ -174,9 +174,9 @@ def test_failed_member_restarts_no_worker_and_a_killed_agent_leaves_nothing(
         os.kill(
             etcd_of(cluster.agents["b"]), signal.SIGKILL
         )  # Now the majority is down for a moment.
-        cluster.agents["b"].says("etcd on this machine exited")
+        cluster.agents["b"].wait_for_output("etcd on this machine exited")
         os.kill(hung, signal.SIGCONT)
-        cluster.agents["b"].says(JOINED, times=2)
+        cluster.agents["b"].wait_for_output(JOINED, times=2)
         assert cluster.is_quiet()
         agent = cluster.agents.pop("c")
         member = Watched(etcd_of(agent))
@@ -201,7 +201,7 @@ def test_leader_killed_with_its_member_is_detected_immediately(tmp_path: Path, l
         with EtcdClient(settings) as client:
             leader = read_job(client, cluster.run_id)[1]
         for agent in cluster.agents.values():
-            agent.says(": seen", times=2 if agent.name == leader else 1)
+            agent.wait_for_output(": seen", times=2 if agent.name == leader else 1)
         cluster.agents.pop(leader).kill()
         after = cluster.generation(2)
         assert after.keys() == starts.keys() - {leader}
@@ -302,7 +302,7 @@ def test_standalone_member_serves_consecutive_jobs(
         alone = cluster.start_member("alone")
         fences = []
         for number, run in enumerate(("first", "second"), 1):
-            alone.says("member of the etcd cluster of job", times=number)
+            alone.wait_for_output("member of the etcd cluster of job", times=number)
             names = [f"{run}-{one}" for one in "ab"]
             cluster.start_all(*names)
             starts = cluster.generation(2)

@@ -120,7 +120,7 @@ def test_nodes_above_the_maximum_stand_by_and_exit_with_success(
         starts = cluster.generation(2)
         cluster.start_all("c", "d")
         for name in "cd":
-            cluster.agents[name].says("standing by")
+            cluster.agents[name].wait_for_output("standing by")
         finish(*starts.values())
         ends = cluster.end()
         assert {name: code for name, (code, _) in ends.items()} == dict.fromkeys("abcd", 0)
@@ -134,7 +134,7 @@ def test_stopping_a_standby_restarts_no_worker(tmp_path: Path, team: MakeTeam) -
         cluster.start_all("a", "b")
         starts = cluster.generation(2)
         cluster.start("spare")
-        cluster.agents["spare"].says("standing by")
+        cluster.agents["spare"].wait_for_output("standing by")
         cluster.agents["spare"].signal(signal.SIGTERM)
         assert cluster.agents["spare"].end()[0] == 128 + signal.SIGTERM
         assert cluster.is_quiet()
@@ -149,7 +149,7 @@ def test_standby_takes_over_the_ranks_of_a_killed_node(tmp_path: Path) -> None:
         cluster.start_all("b", "c")
         before = cluster.generation(3)
         cluster.start("spare")
-        cluster.agents["spare"].says("standing by")
+        cluster.agents["spare"].wait_for_output("standing by")
         cluster.agents["b"].kill()
         after = cluster.generation(3)
         assert after["spare"].rank == before["b"].rank
@@ -166,7 +166,7 @@ def test_spares_wait_until_one_is_needed(tmp_path: Path) -> None:
         cluster.start_all("b", "c")
         before = cluster.generation(2)
         idle = ({"a", "b", "c"} - set(before)).pop()
-        cluster.agents[idle].says("standing by")
+        cluster.agents[idle].wait_for_output("standing by")
         lost = max(before)  # Not the coordinating node.
         cluster.agents[lost].kill()
         after = cluster.generation(2)
@@ -214,7 +214,9 @@ def test_node_that_left_can_rejoin(tmp_path: Path) -> None:
 def test_signal_ends_the_wait_for_nodes(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start("a")
-        cluster.agents["a"].says(f"waiting for nodes at {cluster.endpoint}: 1 of 2 joined")
+        cluster.agents["a"].wait_for_output(
+            f"waiting for nodes at {cluster.endpoint}: 1 of 2 joined"
+        )
         cluster.agents["a"].signal(signal.SIGTERM)
         assert cluster.codes() == {"a": 128 + signal.SIGTERM}
 

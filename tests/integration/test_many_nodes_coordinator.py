@@ -98,10 +98,10 @@ def test_finished_node_without_a_coordinator_exits_with_its_workers_outcome(
             b = cluster.start("b", "--node-rank=1", endpoint, conf=ELSEWHERE)
             starts = cluster.generation(2)
             starts["b"].finish()
-            b.says("this node's workers have finished")
+            b.wait_for_output("this node's workers have finished")
             # It was lost for a moment and is back, but not in the round, when it is cut off.
             proxy.reset()
-            b.says("standing by")
+            b.wait_for_output("standing by")
             proxy.cut()
             starts["a"].finish()
             assert cluster.agents["a"].end()[0] == 0
@@ -137,7 +137,7 @@ def test_restarted_coordinator_restarts_no_worker(tmp_path: Path) -> None:
         before = cluster.generation(2)
         cluster.agents["first"].kill()
         second = cluster.start_coordinator("second")
-        second.says("the coordinator is back, and all nodes reconnected")
+        second.wait_for_output("the coordinator is back, and all nodes reconnected")
         assert cluster.is_quiet()
         # It knows the state of the job: failures, joins and the end are handled as usual.
         before["a"].fail()
@@ -169,9 +169,11 @@ def test_job_that_ends_during_an_outage_succeeds_after_it(
         for start in starts.values():
             start.finish()
         ended.wait_until_exited()
-        cluster.agents["a"].says(f"lost the connection to the coordinator at {cluster.endpoint},")
+        cluster.agents["a"].wait_for_output(
+            f"lost the connection to the coordinator at {cluster.endpoint},"
+        )
         second = cluster.start_coordinator("second")
-        cluster.agents["a"].says(f"reconnected to the coordinator at {cluster.endpoint}")
+        cluster.agents["a"].wait_for_output(f"reconnected to the coordinator at {cluster.endpoint}")
         assert cluster.agents["a"].end()[0] == cluster.agents["b"].end()[0] == 0
         second.signal(signal.SIGINT)
         assert cluster.codes()["second"] == 128 + signal.SIGINT
@@ -242,7 +244,7 @@ def test_agents_exit_if_the_coordinator_stays_unreachable(tmp_path: Path) -> Non
 def test_early_agents_wait_for_the_coordinator(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_all("a", "b", conf=ELSEWHERE)
-        output = cluster.agents["a"].says("waiting: no connection to the coordinator at")
+        output = cluster.agents["a"].wait_for_output("waiting: no connection to the coordinator at")
         assert cluster.endpoint in output
         cluster.start_coordinator("coordinator")
         for start in cluster.generation(2).values():

@@ -138,7 +138,7 @@ def test_coordinating_node_stays_until_all_are_done(tmp_path: Path) -> None:
         cluster.start("b")
         starts = cluster.generation(2)
         starts["a"].finish()
-        cluster.agents["a"].says(
+        cluster.agents["a"].wait_for_output(
             "waiting for the workers of the other nodes (which need this node)"
         )
         starts["b"].finish()

@@ -111,7 +111,7 @@ def test_nodes_restore_a_lost_state_without_restarting_workers(
         for state in (tmp_path / "rendezvous").rglob("state.*"):
             state.unlink()
         starts["a"].finish()
-        cluster.agents["a"].says("this node's workers have finished")
+        cluster.agents["a"].wait_for_output("this node's workers have finished")
         starts["b"].finish()
         assert cluster.codes() == {"a": 0, "b": 0}
         assert cluster.is_quiet()

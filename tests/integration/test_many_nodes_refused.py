@@ -116,7 +116,7 @@ def test_live_agent_keeps_its_id_and_another_with_it_is_refused(
         cluster.start("old", conf=f"node_id=twin,{SOON_SILENT}")
         starts = cluster.generation(2)
         cluster.start("new", conf=f"node_id=twin,{SOON_SILENT}")
-        cluster.agents["new"].says("already has the node id twin")
+        cluster.agents["new"].wait_for_output("already has the node id twin")
         code, output = cluster.agents["new"].end()
         assert code == 78
         assert os.uname().nodename in output
@@ -135,7 +135,7 @@ def test_restarted_agent_replaces_its_dead_predecessor(tmp_path: Path, team: Mak
         before = cluster.generation(2)
         old.freeze()
         cluster.start("new", conf=f"node_id=twin,{SOON_SILENT}")
-        cluster.agents["new"].says("already has the node id twin")
+        cluster.agents["new"].wait_for_output("already has the node id twin")
         old.kill()
         after = cluster.generation(2)
         assert after["new"].rank == before["old"].rank

@@ -66,7 +66,7 @@ def test_node_accepted_without_a_token_cannot_replace_a_live_node(
         cluster.start(
             "stranger", "--local-addr=203.0.113.66", conf=attack, before=network.inside(2)
         )
-        cluster.agents["stranger"].says("already has the node id victim")
+        cluster.agents["stranger"].wait_for_output("already has the node id victim")
         assert cluster.agents["stranger"].end()[0] == 78
         assert cluster.is_quiet()
         finish(workers)
@@ -160,15 +160,17 @@ def test_job_survives_a_cut_of_the_coordinators_machine(tmp_path: Path, network:
         wait_for_group(cluster, *"abc")
         network.cut(0)
         for name in "bc":
-            output = cluster.agents[name].says("(coordinator_timeout=60)")
+            output = cluster.agents[name].wait_for_output("(coordinator_timeout=60)")
             left = re.search(r"(\d+) s more \(coordinator_timeout", output)
             assert left is not None
             assert 60 - int(left[1]) <= 10
-        cluster.agents["a"].says("the round is broken")
+        cluster.agents["a"].wait_for_output("the round is broken")
         network.heal(0)
         after = wait_for_group(cluster, *"abc")
         for name in "bc":
-            cluster.agents[name].says(f"reconnected to the coordinator at {cluster.endpoint}")
+            cluster.agents[name].wait_for_output(
+                f"reconnected to the coordinator at {cluster.endpoint}"
+            )
         finish(after)
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 

@@ -38,7 +38,7 @@ def check_that_all_wait(cluster: Cluster, *names: str) -> None:
     """Check that no worker starts, and that all agents print which node they wait for."""
     assert cluster.messages.next()[0] == "saving"
     for name in names:
-        output = cluster.agents[name].says("cannot start yet")
+        output = cluster.agents[name].wait_for_output("cannot start yet")
         assert "generation 1 cannot start yet: the workers of node-b have not stopped" in output
     assert cluster.is_quiet()
 

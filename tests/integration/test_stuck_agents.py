@@ -54,7 +54,7 @@ def test_job_continues_without_a_node_whose_file_system_hangs(
         waiting = {cluster.next_start().agent for _ in range(2)}
         assert waiting == set(cluster.generation(2)) == {"a", "b"}
         for agent in cluster.agents.values():
-            agent.says("node-c was lost" if agent.name != "c" else "counts as lost")
+            agent.wait_for_output("node-c was lost" if agent.name != "c" else "counts as lost")
         # It rejoins as soon as its file system responds.
         gate.rename(tmp_path / "open").write_text("")
         for start in cluster.generation(3).values():

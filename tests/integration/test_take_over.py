@@ -46,7 +46,9 @@ def test_operator_takes_over_from_a_failed_machine(tmp_path: Path, network: Netw
         network.cut(0)  # Silently: only an operator can know that it is permanent.
         cluster.agents["a"].kill()
         for name in "bc":
-            assert "--take-over" in cluster.agents[name].says("(coordinator_timeout=120)")
+            assert "--take-over" in cluster.agents[name].wait_for_output(
+                "(coordinator_timeout=120)"
+            )
         assert cluster.is_quiet()
         second = cluster.coordinate("second", 1, "--take-over")
         wait_for_group(cluster, *"bc")
@@ -57,7 +59,7 @@ def test_operator_takes_over_from_a_failed_machine(tmp_path: Path, network: Netw
             )
         network.heal(0)  # With another agent, which must not coordinate.
         cluster.start("again", conf=PATIENT, env=TOKEN, before=network.inside(0))
-        cluster.agents["again"].says(f"a coordinator took over at {ENDPOINTS[1]}")
+        cluster.agents["again"].wait_for_output(f"a coordinator took over at {ENDPOINTS[1]}")
         finish(wait_for_group(cluster, *"bc", "again"))
         assert second.end()[0] == 0  # It exits with the job.
         assert cluster.codes() == {
@@ -73,11 +75,11 @@ def test_cut_off_coordinator_stops_when_it_detects_its_replacement(
         cluster.start_nodes("abc")
         wait_for_group(cluster, *"abc")
         network.cut(0)
-        cluster.agents["b"].says("lost the connection to the coordinator")
+        cluster.agents["b"].wait_for_output("lost the connection to the coordinator")
         cluster.coordinate("second", 1, "--take-over")
         wait_for_group(cluster, *"bc")
         network.heal(0)
-        cluster.agents["a"].says(f"a coordinator took over at {ENDPOINTS[1]}")
+        cluster.agents["a"].wait_for_output(f"a coordinator took over at {ENDPOINTS[1]}")
         finish(wait_for_group(cluster, *"abc"))
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0, "second": 0}
 
@@ -92,9 +94,9 @@ def test_takeover_restarts_no_worker_if_all_nodes_reconnect(
         workers = wait_for_group(cluster, *"bc")
         first.kill()
         second = cluster.coordinate("second", 1, "--take-over")
-        second.says("and all nodes reconnected")
+        second.wait_for_output("and all nodes reconnected")
         second.kill()
-        cluster.coordinate("third", 2, "--take-over").says("and all nodes reconnected")
+        cluster.coordinate("third", 2, "--take-over").wait_for_output("and all nodes reconnected")
         assert cluster.is_quiet()
         finish(workers)
         ends = {name: agent.end()[0] for name, agent in cluster.agents.items()}

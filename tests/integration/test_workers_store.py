@@ -101,7 +101,7 @@ def test_store_is_served_until_the_last_worker_is_done(tmp_path: Path) -> None:
         cluster.start_coordinator("coordinator")
         cluster.start_all("a", "b")
         first, other = cluster.ranks(2)
-        cluster.agents[first.agent].says("waiting for the workers of the other nodes")
+        cluster.agents[first.agent].wait_for_output("waiting for the workers of the other nodes")
         other.finish()
         assert cluster.messages.next()[:2] == ["stored", "1"]
         for name in "ab":

@@ -148,7 +148,7 @@ def test_standby_replaces_a_dead_node(tmp_path: Path) -> None:
         cluster.start_with_host("a", "b")
         first = cluster.world("a", "b")
         for standby in [cluster.start(name) for name in "cd"]:
-            standby.says("standing by to replace a node")
+            standby.wait_for_output("standing by to replace a node")
         cluster.agents["b"].kill()
         second = cluster.full_world(2)
         (taker,) = second.keys() - {"a"}

@@ -1,4 +1,4 @@
-"""Holding a failure until every other member of the round has responded: `FailureHold`.
+"""Holds a failure until every other member of the round has responded: `FailureHold`.
 
 When a host dies, workers on other nodes lose their connections to it and fail, often before the
 host counts as lost. Such a failure must not be charged: the lost node is the cause. The rules, for

@@ -97,7 +97,7 @@ def opened(stream: Stream) -> list[bytes]:
     seal, taken = Seal(KEY), []
     try:
         for one in reader().feed(b"".join(stream)):
-            taken.append(seal.open(one))  # noqa: PERF401 (what is before a fault counts)
+            taken.append(seal.open(one))  # noqa: PERF401 (bodies before an error count)
     except BrokenSeal:
         with pytest.raises(BrokenSeal):
             seal.open(sealed()[len(taken)])  # The seal stays broken.

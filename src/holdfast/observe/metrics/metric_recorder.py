@@ -1,8 +1,8 @@
 """Emits TorchElastic's metrics, with the same names, at the same times, in the same order.
 
-TorchElastic emits them from decorators around the agent's methods; here they derive from lifecycle events. If one
-method calls another there, the inner one ends and is reported first. Therefore the metric of a rendezvous follows
-that of the ranks, and the metric of a restart follows that of the start.
+TorchElastic emits them from decorators around the agent's methods; this module derives them from lifecycle events.
+If a TorchElastic method calls another, the inner call ends first and is reported first. Therefore the metric of a
+rendezvous follows that of the ranks, and the metric of a restart follows that of the start.
 
 The agent must not wait for a handler, so a thread calls the handler from a queue with the limits of
 `background`. A handler that exceeds them receives no more metrics until it is configured again.
@@ -188,13 +188,12 @@ class MetricQueues:
             queue.record(metric)  # A queue accepts any value.
 
     def _queue_for(self, handler: MetricHandler) -> _MetricQueue | None:
-        """Return a new queue or that of an earlier run; None if there are too many queues."""
+        """Return the handler's queue from an earlier run, or a new one; None if there are too many queues."""
         if len(self._queues) >= HANDLERS_MAX:
             return None
         queue = _unfinished.pop(id(handler), None)
-        if (
-            queue is None or queue.is_dropped
-        ):  # The handler of a dropped queue was configured again.
+        # If the handler of a dropped queue was configured again, it gets a new queue.
+        if queue is None or queue.is_dropped:
             queue = _MetricQueue(handler, queued_max=self._queued_max, call_s_max=self._call_s_max)
         self._queues[id(handler)] = queue
         return queue
