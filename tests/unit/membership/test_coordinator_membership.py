@@ -172,6 +172,18 @@ async def test_leave_waits_for_the_acknowledgement() -> None:
         await node.driver.close()
 
 
+@in_loop
+async def test_leave_returns_at_the_acknowledgement() -> None:
+    async with serving() as served:
+        node = Node(served.connector(), heartbeat_s=1.0)
+        await node.until(is_member)
+        assert await node.driver.leave(LIMIT_S)
+        # The next heartbeat would be answered by a view that fences the node.
+        assert node.driver.view is not None
+        assert node.driver.view.role is NodeRole.MEMBER
+        await node.driver.close()
+
+
 # The mailbox.
 
 
@@ -266,6 +278,16 @@ def test_view_of_the_previous_incarnation_is_dropped() -> None:
         one._mailbox.put(ViewReceived(old))
         assert one.view is not old
         until(one, lambda view: view.incarnation == new)
+
+
+def test_stuck_agent_that_hosts_the_coordinator_has_a_stop_deadline() -> None:
+    with started(one := one_node(timeouts=SessionTimeouts(heartbeat_s=0.05, silence_s=0.2))):
+        until(one, member)
+        deadlines: list[float | None] = []
+        one.guard(deadlines.append)
+        assert deadlines == [None]
+        one.heartbeat.start()  # From now on the loop must respond, and it does not.
+        eventually(lambda: deadlines[-1] is not None)
 
 
 def test_one_node_runs_the_coordinator(port: int, tmp_path: Path) -> None:

@@ -22,13 +22,15 @@ from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.etcd.generation_stores import GenerationStores
 from holdfast.etcd.job_records import DEFAULT_PREFIX, read_job, read_ports, read_run_ids
 from holdfast.etcd.sync_client import EtcdClient
-from holdfast.membership.etcd import EtcdConnector
+from holdfast.membership.etcd import EtcdConnector, EtcdMembership
 from holdfast.membership.interface import JoinRefused, News
 from holdfast.membership.threaded import SessionDriver
+from holdfast.net.agent_port import AgentPort
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.store import DistStoreError
 from in_loop import in_loop
+from real_coordinators import eventually
 from real_etcd import PATIENCE_S, Etcd
 from serving import soon
 from simulator.etcd import SimEtcd
@@ -36,7 +38,7 @@ from simulator.etcd import SimEtcd
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from holdfast.core.etcd.calls import Answer, Change, Request
+    from holdfast.core.etcd.calls import Answer, Change, KeyValue, Request
 
 LIMIT_S = 20.0
 LEASE_S = 5.0
@@ -283,3 +285,32 @@ def test_job_of_another_version_is_refused_with_a_hint(etcd: Etcd, client: EtcdC
     etcd.put(JobKeys(DEFAULT_PREFIX, "newer").leader, b"hf9 x 3e9")
     with pytest.raises(HoldfastError, match="install the same Holdfast on all nodes"):
         read_ports(client, "newer")
+
+
+def test_presence_port_closes_after_the_keys_of_the_node_are_removed(
+    etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the other nodes see the port close first, and a node that leaves counts as lost."""
+    key = JobKeys("/jobs", "leaves").node("a", 1)
+    found: list[KeyValue | None] = []
+    close = AgentPort.close
+
+    def note_key(port: AgentPort) -> None:
+        found.append(client.get(key))
+        close(port)
+
+    monkeypatch.setattr(AgentPort, "close", note_key)
+    membership = EtcdMembership(
+        EtcdSettings(endpoints=(("127.0.0.1", etcd.port),)),
+        prefix="/jobs",
+        run_id="leaves",
+        info=NodeInfo(node="a", incarnation=1, address="127.0.0.1"),
+        settings=a_job_of(1, 1),
+        timeouts=SessionTimeouts(),
+        lease_s=LEASE_S,
+    )
+    membership.start()
+    eventually(lambda: membership.view is not None)
+    assert client.get(key) is not None
+    membership.close()
+    assert found == [None]

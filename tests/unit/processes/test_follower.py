@@ -18,6 +18,7 @@ from holdfast.processes.logs.follower import (
     FileStream,
     Inotify,
     LogFollower,
+    PipeStream,
     Sink,
 )
 from holdfast.processes.logs.lines import PrefixedLines
@@ -53,6 +54,22 @@ def test_finish_stops_at_the_end_of_the_file_at_that_time(tmp_path: Path) -> Non
         stream.take_turn()
     assert CHUNK_BYTES < stream.bytes_read <= 2 * CHUNK_BYTES
     stream.end()
+
+
+def test_finish_reads_a_limited_part_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that never stops writing must not delay the end of the job."""
+    monkeypatch.setattr(following, "CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr(following, "HELD_BYTES_MAX", 1 << 12)
+    source, out = os.pipe()
+    sink = Sink(io.StringIO(newline=""))
+    stream = PipeStream("pipe", source, PrefixedLines(b"", sink), (sink,), tail_bytes_max=0)
+    os.write(out, b"x" * (1 << 14))
+    stream.begin_finish()
+    with pytest.raises(EOFError):
+        stream.take_turn()
+    assert stream.bytes_read == 1 << 12
+    stream.end()
+    os.close(out)
 
 
 LINES = 20_000
