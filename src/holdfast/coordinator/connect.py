@@ -15,10 +15,10 @@ from holdfast.coordinator.connections import (
     ClientConnection,
     ConnectFailed,
     is_tls_fault,
-    system_error,
 )
 from holdfast.errors import EnvironmentProblem
 from holdfast.net import addresses, async_addresses, listening, tls
+from holdfast.net.async_addresses import error_text
 from holdfast.net.peer_user import listener_of
 from holdfast.wire.handshake import COORDINATOR
 from holdfast.wire.sniff import explain_silent_close
@@ -93,12 +93,12 @@ class CoordinatorConnector:
             try:
                 found = await async_addresses.resolve_async(self.host, self.port)
             except OSError as error:
-                raise ConnectFailed(f"cannot resolve {self.host}: {system_error(error)}") from None
+                raise ConnectFailed(f"cannot resolve {self.host}: {error_text(error)}") from None
             try:
                 connected = await self._connect_first(found)
             except OSError as error:
                 refused = isinstance(error, ConnectionRefusedError)
-                raise ConnectFailed(system_error(error), refused=refused) from None
+                raise ConnectFailed(error_text(error), refused=refused) from None
             if self._own_users_only:
                 _check_listener(connected, self.port)
             try:

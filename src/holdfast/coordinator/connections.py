@@ -17,13 +17,13 @@ handle jobs.
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.core.protocol import Status
 from holdfast.core.quotas import UNREAD_BYTES_MAX
 from holdfast.net import addresses
+from holdfast.net.async_addresses import error_text
 from holdfast.net.half_open import network_of
 from holdfast.net.tls import explain_failure
 from holdfast.printable import quoted
@@ -667,7 +667,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _loss(self, exc: Exception | None) -> ConnectFailed:
         if self._framing.is_ready:
-            why = f"the connection broke: {system_error(exc)}" if exc else "it was closed"
+            why = f"the connection broke: {error_text(exc)}" if exc else "it was closed"
             return ConnectFailed(why)
         if exc is not None and self._has_tls and is_tls_fault(exc):
             return ConnectFailed(explain_failure(exc), permanent=True)
@@ -693,14 +693,3 @@ def is_tls_fault(error: Exception) -> bool:
     return isinstance(error, ssl.SSLError) and not isinstance(
         error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)
     )
-
-
-def system_error(error: Exception | None) -> str:
-    """Return the text of a system error."""
-    number = (error.errno or 0) if isinstance(error, OSError) else 0
-    # If there is an error number, use the system's text, not asyncio's. Numbers below 0 come from the resolver.
-    if number > 0:
-        text = os.strerror(number)
-    else:
-        text = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return quoted(text[:1].lower() + text[1:])

@@ -7,7 +7,6 @@ etcd. A connection that has failed is unusable.
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import ssl
 from enum import Enum
@@ -17,6 +16,7 @@ from holdfast.core.etcd.calls import ProblemKind
 from holdfast.etcd.json_gateway import OK, QUOTE_CHARS_MAX, TLS_ONLY
 from holdfast.etcd.optional_h11 import h11
 from holdfast.net import addresses, async_addresses
+from holdfast.net.async_addresses import error_text
 from holdfast.net.endpoints import format_endpoint
 from holdfast.printable import one_line, quoted
 
@@ -340,14 +340,6 @@ def tls_problem(error: ssl.SSLError) -> ConnectionProblem:
 _EXPIRED = (9, 10)  # Not yet valid, no longer valid.
 _OTHER_HOST = (62, 64)  # The name, or the address, is not in the certificate.
 _PLAIN_TEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE")
-
-
-def error_text(error: Exception) -> str:
-    """Return an error of the operating system as readable text."""
-    number = getattr(error, "errno", None) or 0
-    # For a positive number, replace asyncio's text. Negative numbers are errors of the resolver.
-    text = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
-    return quoted(text[:1].lower() + text[1:])
 
 
 # Connecting. A name may have several addresses; they are tried in turn, and share the limit.

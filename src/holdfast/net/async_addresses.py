@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 from typing import TYPE_CHECKING
 
 from holdfast.net.addresses import check_not_itself, is_ip, resolve, resolve_in_thread
+from holdfast.printable import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,3 +80,11 @@ def _worst(problems: list[OSError]) -> OSError:
     refused = [one for one in tried if isinstance(one, ConnectionRefusedError)]
     others = [one for one in tried if one not in refused]
     return next(iter(others or refused or problems), OSError("it has no address"))
+
+
+def error_text(error: Exception) -> str:
+    """Return an error of the operating system as readable text."""
+    number = getattr(error, "errno", None) or 0
+    # For a positive number, replace asyncio's text. Negative numbers are errors of the resolver.
+    text = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
+    return quoted(text[:1].lower() + text[1:])
