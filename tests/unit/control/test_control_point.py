@@ -170,6 +170,27 @@ def test_agent_whose_loop_does_not_respond_is_reported_as_stuck() -> None:
         server.close()
 
 
+@pytest.mark.parametrize("used", ["streams", "following"])
+def test_connection_of_the_coordinator_stays_open_while_it_has_streams(used: str) -> None:
+    agent = agent_of(2)
+    point = ControlPoint(agent, began)
+    server = node_server.NodeServer(point, agent)
+    passed = server._attached = Mock(**{"streams": {}, "following": {}, used: {7: Mock()}})
+
+    async def detach_if_idle() -> None:
+        server._detach_if_idle()
+
+    try:
+        server._thread.run(detach_if_idle(), 10)
+        passed.drop.assert_not_called()
+        getattr(passed, used).clear()
+        server._thread.run(detach_if_idle(), 10)
+        passed.drop.assert_called_once()
+    finally:
+        server.close()
+        point.close()
+
+
 @pytest.mark.parametrize(("failed", "stopped"), [(True, False), (True, True), (False, False)])
 def test_only_original_failures_are_reported_as_problems(*, failed: bool, stopped: bool) -> None:
     worker = lifecycle.WorkerInfo(0, 4, 4, 8, 100)

@@ -11,12 +11,14 @@ from holdfast.control.job_client import (
     REPLIES_MAX,
     ControlConnection,
     ControlProblem,
+    JobClient,
     JobNotFound,
     JobUnreachable,
     MergedEvents,
     RequestRefused,
 )
 from holdfast.control.job_logs import follow_logs
+from holdfast.wire import messages
 from holdfast.wire.messages import (
     EventKind,
     EventRecord,
@@ -90,6 +92,39 @@ async def test_following_events_ends_with_the_reason_once_all_agents_have_exited
     with pytest.raises(kind, match=shown):
         await merged.next()
     merged.close()
+
+
+class OneAgent:
+    """The only agent of a job, as a connection whose queries the test answers."""
+
+    def __init__(self) -> None:
+        self.sent: list[Query] = []
+        self.own = ControlConnection("job")
+        self.own.send = self.sent.append
+
+    async def at(self, _: str) -> ControlConnection:
+        return self.own
+
+
+@in_loop
+async def test_reader_of_logs_makes_room_for_more_once_half_is_read() -> None:
+    agent = OneAgent()
+    logs = JobClient(agent).logs("a", LogsQuery(), streams=messages.WINDOW_BYTES)  # type: ignore[arg-type]
+    first = asyncio.ensure_future(anext(logs))
+    await asyncio.sleep(0)
+    [query] = agent.sent
+    room = messages.unpack(LogsQuery, query.body).room
+    body = messages.pack(LogLines(rank=0, text=b"x" * (room // 4)))
+    for _ in range(3):
+        agent.own.received(Reply(id=query.id, body=body, last=False))
+    await first
+    await anext(logs)
+    assert agent.sent == [query]
+    await anext(logs)
+    [_, more] = agent.sent
+    assert (more.id, more.what) == (query.id, messages.MORE)
+    assert messages.unpack(messages.More, more.body).size == room // 2
+    await logs.aclose()  # type: ignore[attr-defined]
 
 
 class Followed:

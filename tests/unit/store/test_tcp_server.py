@@ -149,6 +149,20 @@ def test_disconnected_client_is_not_counted_at_a_barrier(
     client.expect(STOP_WAITING)
 
 
+def test_value_promised_to_a_disconnected_client_wakes_the_next(
+    monkeypatch: pytest.MonkeyPatch, server: TcpStoreServer, client: Client, other: Client
+) -> None:
+    monkeypatch.setattr(
+        loop_module, "PROMISE_S", 3600.0
+    )  # The end of the promise would wake it too.
+    with Client(server.port) as gone:
+        for one in (gone, other):
+            one.expect_reply(op(6, keys(b"/queue")), b"")
+        client.expect_reply(op(14, blob(b"/queue"), blob(b"value")), b"")
+        gone.expect(STOP_WAITING)
+    other.expect(STOP_WAITING)
+
+
 # Clients that break the rules
 
 
