@@ -23,6 +23,7 @@ from scripted_tcp_store import blob, u64
 
 from holdfast import console
 from holdfast.errors import EnvironmentProblem
+from holdfast.net.addresses import Address
 from holdfast.net.listening import ReservedPort
 from holdfast.store.key_space import KeySpace
 from holdfast.store.store_errors import DistNetworkError
@@ -32,6 +33,7 @@ from holdfast.store.tcp.attestation import HostAttestation
 from holdfast.store.tcp.embedded import Access, TcpStoreServer
 from holdfast.store.tcp.forwarding import Forwarder
 from holdfast.store.tcp.store_client import TCPStore
+from holdfast.store.tcp.store_connector import StoreConnector
 from holdfast.store.tcp.store_server import fast_responder, respond
 from holdfast.store.tcp.tcp_protocol import Requests
 from holdfast.wire.store_proof import AgentProof
@@ -1125,6 +1127,21 @@ def test_failed_forwarder_is_reported_and_a_forked_child_has_no_copy(
         forwarder.close()
     assert "on purpose" in failures[0]
     assert "on purpose" in caplog.text
+
+
+def test_forwarder_tries_the_next_address_of_the_store_after_a_failure(
+    store: TcpStoreServer,
+    forward: Callable[..., int],
+    warned: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ReservedPort(address=US) as closed:
+        found = [Address(socket.AF_INET, (US, one)) for one in (closed.number, store.port)]
+        monkeypatch.setattr(StoreConnector, "resolve", lambda *_: found)
+        port = forward(store.port)
+        with worker_store(port) as one:
+            one.set("key", "value")
+    assert "refused" in warned[0]
 
 
 def test_tampering_closes_a_forwarded_connection(
