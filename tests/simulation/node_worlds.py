@@ -8,17 +8,14 @@ steps; those in `FAULTS` may happen `faults_left` times in total.
 from __future__ import annotations
 
 from itertools import permutations
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from fake_node import FakeNode, a_node
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.phases import NodePhase, NodeRole
+from holdfast.core.protocol import View  # noqa: TC001 (msgspec reads the annotations)
 from holdfast.core.rounds import Job, JobPhase, NodeLost, Rounds, WaitEnded, WaitKind
-
-if TYPE_CHECKING:
-    from holdfast.core.protocol import View
 
 RUN = "run"
 # The steps that are faults; a healthy world takes all other steps by itself.
