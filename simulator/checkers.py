@@ -578,7 +578,7 @@ class NoNeedlessRestart(Checker):
 
     def workers_stopping(self, agent: Agent, effect: StopWorkers) -> None:
         world = self.world
-        if effect.reason is not StopReason.COORDINATOR or world.now >= self._watch_until:
+        if effect.reason is not StopReason.GENERATION_CHANGED or world.now >= self._watch_until:
             return
         if agent.job.self_fencing:
             return  # Nodes without a coordinator for long stop their workers and report this.

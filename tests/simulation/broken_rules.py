@@ -244,7 +244,11 @@ class StartsBeforeStopping(CoordinatedSupervision):
 
     def _stop(self, reason: StopReason, signum: int = 0) -> list[Effect]:
         view = self.view
-        if reason is StopReason.COORDINATOR and view is not None and view.role is NodeRole.MEMBER:
+        if (
+            reason is StopReason.GENERATION_CHANGED
+            and view is not None
+            and view.role is NodeRole.MEMBER
+        ):
             return self._start(view)
         return super()._stop(reason, signum)
 

@@ -144,7 +144,7 @@ REASONS = {
     StopReason.WORKER_FAILED: RestartReason.WORKER_FAILED,
     StopReason.UNHEALTHY: RestartReason.UNHEALTHY,
     StopReason.REGROUP: RestartReason.NODES_WAITING,
-    StopReason.COORDINATOR: RestartReason.COORDINATOR,
+    StopReason.GENERATION_CHANGED: RestartReason.COORDINATOR,
     StopReason.REQUESTED: RestartReason.REQUESTED,
 }
 NO_RESTART = (StopReason.SUCCEEDED.value, StopReason.SIGNAL.value)
@@ -219,7 +219,7 @@ class Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.stopping_at is None:
             return None
         healthy = self.healthy_until(self.stopping_at)
-        is_elsewhere = self.reason == StopReason.COORDINATOR.value and self.failed_at is None
+        is_elsewhere = self.reason == StopReason.GENERATION_CHANGED.value and self.failed_at is None
         return None if is_elsewhere and healthy == self.stopping_at else healthy
 
     @property
@@ -276,7 +276,7 @@ def restart_reason(ended: Generation, started: Generation) -> RestartReason | No
     if ended.reason in NO_RESTART:
         return None
     reason = StopReason(ended.reason)
-    if reason is not StopReason.COORDINATOR:
+    if reason is not StopReason.GENERATION_CHANGED:
         return REASONS.get(reason, RestartReason.OTHER)
     if is_charged(ended, started):
         return RestartReason.WORKER_FAILED
@@ -358,7 +358,7 @@ def merge(parts: Sequence[Generation]) -> Generation:
     done = StopReason.SUCCEEDED.value
     stops = [one for one in parts if one.stopping_at is not None]
     stops.sort(
-        key=lambda one: (one.reason in (StopReason.COORDINATOR.value, done), one.stopping_at)
+        key=lambda one: (one.reason in (StopReason.GENERATION_CHANGED.value, done), one.stopping_at)
     )
     early = [one.stopping_at for one in stops if one.reason != done]
     left = [one for one in parts if not one.is_first]

@@ -110,7 +110,7 @@ class StopReason(Enum):
     UNHEALTHY = "the workers are not healthy"
     SIGNAL = "a signal was received"
     REGROUP = "nodes are waiting to join"
-    COORDINATOR = "the coordinator changed the generation"
+    GENERATION_CHANGED = "the job changed the generation"
     COORDINATOR_LOST = "the coordinator was lost"
     CUT_OFF = "workers may have been replaced elsewhere"
     REQUESTED = "an operator requested it"
@@ -780,7 +780,7 @@ class CoordinatedSupervision(Supervision):
             return []
         if self.state is State.RUNNING:
             continues = view.role is NodeRole.MEMBER and view.generation <= self.generation
-            return [] if continues else self._stop(StopReason.COORDINATOR)
+            return [] if continues else self._stop(StopReason.GENERATION_CHANGED)
         if self.state not in (State.JOINING, State.LEAVING):
             return []
         if view.role is NodeRole.WAITING or view.generation > self._done:
@@ -874,7 +874,7 @@ class CoordinatedSupervision(Supervision):
             return [self._report(NodePhase.SUCCEEDED), *self._apply()]
         self.state = State.JOINING
         # A worker that failed before the stop may be the cause of other failures.
-        failed = failed or (reason is StopReason.COORDINATOR and event.failed)
+        failed = failed or (reason is StopReason.GENERATION_CHANGED and event.failed)
         report = self._report(NodePhase.FAILED if failed else NodePhase.READY)
         return [report, *self._apply()]
 

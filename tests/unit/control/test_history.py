@@ -171,7 +171,7 @@ def test_failure_long_after_the_last_step_is_dated_back_to_that_step() -> None:
 
 
 def test_stop_because_of_another_node_does_not_date_the_failure() -> None:
-    for reason, detect in ((StopReason.COORDINATOR, None), (StopReason.REGROUP, 0.0)):
+    for reason, detect in ((StopReason.GENERATION_CHANGED, None), (StopReason.REGROUP, 0.0)):
         stopping = lifecycle.GenerationStopping(20.0, 0, reason)
         one = history_of([starts(13.0, 0), stopping]).generations[0]
         assert one.stages.get(Stage.DETECT) == detect

@@ -118,7 +118,7 @@ def test_restart_combines_the_histories_of_nodes() -> None:
         first,
         failed_at=None,
         stopped_at=992.0,
-        reason="the coordinator changed the generation",
+        reason="the job changed the generation",
         cause="",
     )
     second = Generation(number=1, left_at=992.0, met_at=994.5, started_at=994.7, warm_at=997.7)

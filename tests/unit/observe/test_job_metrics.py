@@ -182,11 +182,11 @@ def test_first_start_and_end_are_not_restarts(
 @pytest.mark.parametrize(
     ("stop", "nodes", "restarts", "reason"),
     [
-        (StopReason.COORDINATOR, 2, 1, "worker_failed"),
-        (StopReason.COORDINATOR, 1, 1, "worker_failed"),
-        (StopReason.COORDINATOR, 3, 0, "nodes_waiting"),
-        (StopReason.COORDINATOR, 1, 0, "nodes_lost"),
-        (StopReason.COORDINATOR, 2, 0, "coordinator"),
+        (StopReason.GENERATION_CHANGED, 2, 1, "worker_failed"),
+        (StopReason.GENERATION_CHANGED, 1, 1, "worker_failed"),
+        (StopReason.GENERATION_CHANGED, 3, 0, "nodes_waiting"),
+        (StopReason.GENERATION_CHANGED, 1, 0, "nodes_lost"),
+        (StopReason.GENERATION_CHANGED, 2, 0, "coordinator"),
         (StopReason.REGROUP, 2, 0, "nodes_waiting"),
         (StopReason.COORDINATOR_LOST, 2, 0, "other"),
     ],
@@ -201,4 +201,4 @@ def test_restart_is_counted_by_reason(
     )
     assert reasons == {reason}
     # If another node failed, that node counts the time until detection.
-    assert stages.keys() == (set() if stop is StopReason.COORDINATOR else {"detect"})
+    assert stages.keys() == (set() if stop is StopReason.GENERATION_CHANGED else {"detect"})

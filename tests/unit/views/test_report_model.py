@@ -74,7 +74,7 @@ def lose_a_node(*, with_the_lost_one: bool) -> Report:
     for node in (stays, goes):
         node.run()
         node.generation(0, 2.0, 3.0, nodes=2)
-    stays.stops(0, 20.0, 21.0, StopReason.COORDINATOR)
+    stays.stops(0, 20.0, 21.0, StopReason.GENERATION_CHANGED)
     stays.generation(1, 22.0, 23.0, why="b was lost: its connection closed", restarts=0)
     stays.stops(1, 40.0, 41.0, StopReason.SUCCEEDED)
     stays.end(42.0)
@@ -85,7 +85,7 @@ def test_nodes_without_a_folder_are_named_by_the_members_of_their_round() -> Non
     stays = Timeline("a", (0, 1))
     stays.run()
     stays.generation(0, 2.0, 3.0, nodes=3, members=("a", "b", "c"))
-    stays.stops(0, 20.0, 21.0, StopReason.COORDINATOR)
+    stays.stops(0, 20.0, 21.0, StopReason.GENERATION_CHANGED)
     stays.generation(1, 22.0, 23.0, nodes=2, restarts=0, members=("a", "c"))
     stays.stops(1, 40.0, 41.0, StopReason.SUCCEEDED)
     stays.end(42.0)
@@ -111,7 +111,7 @@ def test_next_generation_shows_why_the_coordinator_ended_one(
     node = Timeline()
     node.run()
     node.generation(0, 2.0, 3.0, nodes=2)
-    node.stops(0, 20.0, 21.0, StopReason.COORDINATOR)
+    node.stops(0, 20.0, 21.0, StopReason.GENERATION_CHANGED)
     node.generation(1, 22.0, 23.0, nodes=nodes, restarts=restarts, why="a reason in words")
     report = report_of(node)
     assert (report.generations[0].end, report.generations[0].end_reason) == (
