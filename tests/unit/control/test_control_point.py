@@ -108,6 +108,16 @@ def test_clients_that_repeat_a_request_all_get_its_answer() -> None:
     assert [name for name, _ in point._pending] == ["s"]
 
 
+def test_request_that_the_view_already_answers_is_answered_at_once() -> None:
+    agent = agent_of(2)
+    agent.membership = membership = Membership()
+    membership.view.answered = RequestAnswer(id="r", refusal="", why="stopped")
+    point = ControlPoint(agent, began)
+    answer = point.request(Request(id="r", action=Action.STOP.value))
+    assert [*point.take_requests()] == []
+    assert answer.result(0).why == "stopped"
+
+
 def test_one_server_is_started_even_if_two_threads_need_it_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -192,3 +192,11 @@ def test_histories_come_from_the_first_members_and_from_nodes_that_reported_fail
     assert [one.node for one in job.history_sources] == [*first, "node030"]
     job.add_summary(2.0, summary(2.0, nodes=40))
     assert (job.header.measured, job.header.members) == (HISTORY_NODES_MAX + 1, 40)
+
+
+def test_slow_message_does_not_shift_a_nodes_clock() -> None:
+    job = LiveJob()
+    generation = Generation(number=0, started_at=5.0)
+    for received_at, sent_at in ((110.0, 10.0), (120.5, 20.0)):
+        job.add_history(received_at, "a", [NodeHistory(now=sent_at, generations=[generation])])
+    assert [one.started_at for one in job.generations] == [105.0]
