@@ -43,7 +43,7 @@ NOTICE_NAME = "notice"  # The agent's pipe, next to the pages: a byte wakes it u
 # byte of the first word is the version of the layout.
 PAGE_BYTES = 4096
 MAGIC = int.from_bytes(b"\x01hldfst\x01", "big")
-LOOK_AT = 1  # Written by the agent: when it will read this page again, or NEVER.
+SCAN_AT = 1  # Written by the agent: when it will read this page again, or NEVER.
 PID = 2
 HEARTBEAT = 3  # Times are nanoseconds of the monotonic clock, 0 for not yet.
 STEP = 4
@@ -121,7 +121,7 @@ class Section:
             deadline += now
         # This store publishes the section, so it is the last one.
         words[DEADLINES + slot] = deadline
-        if deadline < words[LOOK_AT]:
+        if deadline < words[SCAN_AT]:
             words[ASKED] = deadline
             page.wake_agent()
 

@@ -217,7 +217,7 @@ def test_worker_module_imports_no_heavy_module() -> None:
     }  # fmt: skip
 
 
-# How it asks for a look.
+# How it requests a scan.
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def test_worker_wakes_the_agent_only_if_its_next_check_is_too_late(pages: Worker
     with worker.section("short", timeout=60):
         assert pages._take_notice()
     page = pages._pages[0]
-    page.plan_look(time.monotonic() + 30)
+    page.plan_scan(time.monotonic() + 30)
     with worker.section("longer than that", timeout=60):
         assert not pages._take_notice()
     with worker.section("shorter than that", timeout=1):

@@ -49,10 +49,10 @@ class BlockedWorkers:
         self._next_check = None
 
     def next_deadline(self) -> float | None:
-        """Return when `look` is due."""
+        """Return when `poll` is due."""
         return self._next_check
 
-    def look(self, now: float) -> list[Event]:
+    def poll(self, now: float) -> list[Event]:
         """If a check is due, check the workers; return which became blocked or unblocked."""
         if self._next_check is None or now < self._next_check:
             return []

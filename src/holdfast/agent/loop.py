@@ -357,7 +357,7 @@ class AgentLoop:
         services = self.services
         deadline = services.next_deadline(deadline)
         wait_for(deadline, self.signals.fileno(), *descriptors, *services.descriptors())
-        services.look(time.monotonic())
+        services.poll(time.monotonic())
 
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:
@@ -547,7 +547,7 @@ class AgentLoop:
 
     def handle_detections(self) -> None:
         """Act on what the side services detected, for a subclass of TorchElastic's with its own loop."""
-        self.services.look(time.monotonic())
+        self.services.poll(time.monotonic())
         self._dispatch(self.services.take_events())
 
     def _settle(self) -> None:

@@ -78,7 +78,7 @@ PREIMPORTED_WITH = {
 
 
 class SideServices:
-    """The services of one run. Call `look` when a descriptor is readable or the deadline passes."""
+    """The services of one run. Call `poll` when a descriptor is readable or the deadline passes."""
 
     def __init__(
         self,
@@ -153,13 +153,13 @@ class SideServices:
         return self.watchdogs.descriptors() + probe + control
 
     def next_deadline(self, deadline: float | None) -> float | None:
-        """Return when to `look`, or the other deadline if that is sooner."""
+        """Return when to `poll`, or the other deadline if that is sooner."""
         own = (self._preimport_at, self._sample_at, self._reporter.failures_due)
         for at in (*own, self.watchdogs.next_deadline()):
             deadline = min_of(deadline, at)
         return deadline
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Serve what has arrived or is due."""
         if self._probe is not None:
             try:
@@ -167,7 +167,7 @@ class SideServices:
             except OSError as problem:
                 console.warning(f"health probe disabled: {problem}")
                 self._close_probe()
-        self._events += self.watchdogs.look(now)
+        self._events += self.watchdogs.poll(now)
         if self._sample_at is not None and now >= self._sample_at:
             self._sample()
             pause_s = (now - self._sampled_since) * SAMPLE_PART
@@ -175,7 +175,7 @@ class SideServices:
         if self._reporter.failures_due is not None and now >= self._reporter.failures_due:
             self._reporter.report_failures()
         if self.control is not None:
-            self.control.look()
+            self.control.poll()
         if self._preimport_at is not None and now >= self._preimport_at:
             self._preimport_at = None
             preimport()

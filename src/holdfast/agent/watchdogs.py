@@ -2,7 +2,7 @@
 
 Workers set timers through a named pipe (`holdfast.timers`), if the agent's environment enables
 it, and report sections through a page of memory each (`holdfast.worker`). Both expire in the
-same way, as `TimersExpired`: `look` only reports. The supervision decides which stacks are dumped
+same way, as `TimersExpired`: `poll` only reports. The supervision decides which stacks are dumped
 (`dump`) and which processes get which signal (`signal`). The exit is an ordinary event, and the failure
 report names the timer. `blocked_workers` detects uninterruptible sleep.
 """
@@ -183,9 +183,9 @@ class Watchdogs:
         times = [one.next_deadline() for one in watched if one is not None]
         return min((at for at in times if at is not None), default=None)
 
-    def look(self, now: float) -> list[Event]:
+    def poll(self, now: float) -> list[Event]:
         """Read what has arrived; return events for the supervision."""
-        events = self._blocked.look(now) if self._blocked is not None else []
+        events = self._blocked.poll(now) if self._blocked is not None else []
         late = self._take_late(now)
         for pid, requests in late.items():
             self._late.setdefault(pid, []).extend(requests)

@@ -178,7 +178,7 @@ class JobConnector:
                 return await connect(self._args)
             except ControlProblem as problem:
                 is_refused = isinstance(problem, RequestRefused)
-                if not self.was_found or choice_of(self._args).is_elsewhere or is_refused:
+                if not self.was_found or choice_of(self._args).names_endpoint or is_refused:
                     raise
                 name = self._args.rdzv_id
                 raise JobNotFound(f"job {name!r} no longer has an agent on this machine") from None

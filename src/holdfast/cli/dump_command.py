@@ -92,7 +92,7 @@ def _pid(text: str) -> int:
 
 def execute(args: argparse.Namespace) -> None:
     """Print the stacks, worker by worker, or of all nodes."""
-    if args.all_nodes or choice_of(args).is_elsewhere:
+    if args.all_nodes or choice_of(args).names_endpoint:
         if args.pids or args.subprocesses:
             raise UsageError(
                 "--all-nodes: conflicts with PID and --subprocesses; accepted: one of them"

@@ -279,7 +279,7 @@ def print_problem(line: str) -> None:
 
 async def _ps(args: argparse.Namespace) -> None:
     choice = choice_of(args)
-    if choice.is_elsewhere:
+    if choice.names_endpoint:
         rows = [tables.job_row(one) for one in await _jobs_of(choice)]
     else:
         rows = [tables.agent_row(one.here) for one in await local_jobs(print_problem)]

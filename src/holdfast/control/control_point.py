@@ -166,7 +166,7 @@ class ControlPoint:
         listening = [self._listener.fileno()] if self._listener is not None else []
         return [*listening, self._wakeup] if self._wakeup >= 0 else listening
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Accept a client, then run the calls that the server's thread submitted."""
         if self._listener is not None:
             try:

@@ -33,7 +33,7 @@ from holdfast.control.job_client import (
     tls_of,
     unpacked,
 )
-from holdfast.control.runtime_dir import pid_of, sockets_here, version_of
+from holdfast.control.runtime_dir import agent_sockets, pid_of, version_of
 from holdfast.core.rounds import Rounds
 from holdfast.core.shared_state import decode
 from holdfast.defaults import PROTOCOL_VERSION
@@ -98,7 +98,7 @@ class JobChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of `--rdzv-conf`."""
 
     @property
-    def is_elsewhere(self) -> bool:
+    def names_endpoint(self) -> bool:
         """Whether the flags name an endpoint. Otherwise the job has an agent on this machine."""
         return bool(self.endpoint or self.backend or self.ha)
 
@@ -110,7 +110,7 @@ async def find_job(
 
     If a coordinator has several jobs, the place refers to all of them.
     """
-    if choice.is_elsewhere:
+    if choice.names_endpoint:
         place = place_of(choice)
         if isinstance(place, Directory) and not place.run_id:
             place.run_id = only_one(await _run_ids_of(place), f"at {place.where}")
@@ -201,17 +201,17 @@ async def local_jobs(on_problem: Callable[[str], None] = _ignore) -> list[LocalJ
     each of the former, and one about all agents that have not responded within `LATE_S`.
     """
     try:
-        paths = sockets_here()
+        paths = agent_sockets()
     except OSError as problem:
         raise ControlProblem(f"cannot list the jobs: {problem}", exit_code=78) from None
-    looks = {asyncio.ensure_future(_local_job(path, on_problem)): path for path in paths}
-    if looks:
-        _, late = await asyncio.wait(looks, timeout=LATE_S)
+    queries = {asyncio.ensure_future(_local_job(path, on_problem)): path for path in paths}
+    if queries:
+        _, late = await asyncio.wait(queries, timeout=LATE_S)
         if late:
-            pids = sorted(pid_of(looks[one]) for one in late)
+            pids = sorted(pid_of(queries[one]) for one in late)
             agents = f"the agent{'s' * (len(pids) > 1)} with pid {', '.join(pids)}"
             on_problem(f"waiting for {agents} to respond")
-    found = await asyncio.gather(*looks)
+    found = await asyncio.gather(*queries)
     return sorted(
         (one for one in found if one is not None), key=lambda job: (job.here.run_id, job.here.pid)
     )
@@ -343,7 +343,7 @@ class FolderDirectory(Directory):
     def __init__(self, run_id: str, endpoint: str) -> None:
         super().__init__(run_id)
         if not endpoint:
-            raise UsageError("--rdzv-endpoint: missing; name the folder where the nodes meet")
+            raise UsageError("--rdzv-endpoint: missing; name a folder that all nodes share")
         self.where = f"--rdzv-endpoint {endpoint}"
         self._folder = endpoint + BESIDE if os.path.isfile(endpoint) else endpoint
         if not os.path.isdir(self._folder):
@@ -442,8 +442,8 @@ Place = Endpoint | LocalJob | Directory
 
 async def connect(choice: JobChoice, on_problem: Callable[[str], None] = _ignore) -> JobClient:
     """Return a client of the chosen job. Raise if no job, or more than one, matches."""
-    place, neighbours = await find_job(choice, on_problem)
-    client = await open_job(place, neighbours)
+    place, local_agents = await find_job(choice, on_problem)
+    client = await open_job(place, local_agents)
     if not client.run_id:
         try:
             client.run_id = only_one(
@@ -455,16 +455,16 @@ async def connect(choice: JobChoice, on_problem: Callable[[str], None] = _ignore
     return client
 
 
-async def open_job(place: Place, neighbours: Iterable[LocalJob] = ()) -> JobClient:
+async def open_job(place: Place, local_agents: Iterable[LocalJob] = ()) -> JobClient:
     """Return a client of a job, or raise `ControlProblem`.
 
-    `neighbours` are the job's other agents on this machine. The client sends a query about one of their
+    `local_agents` are the job's other agents on this machine. The client sends a query about one of their
     nodes directly to its agent.
     """
     if isinstance(place, LocalJob):
         here = place.here
         connection = await open_socket(place.path, here.run_id, here.node)
-        sockets = {one.here.node: one.path for one in neighbours if one.here.node}
+        sockets = {one.here.node: one.path for one in local_agents if one.here.node}
         return JobClient(Agents(connection, passes_on=here.coordinated, beside=sockets))
     if isinstance(place, Directory):
         try:
@@ -478,17 +478,17 @@ async def open_job(place: Place, neighbours: Iterable[LocalJob] = ()) -> JobClie
 
 
 async def _open_listed(place: Directory) -> JobClient:
-    connection, found = await _open_anyone(place)
+    connection, found = await _open_any_agent(place)
 
     async def reopen() -> ControlConnection:
-        return (await _open_anyone(place))[0]
+        return (await _open_any_agent(place))[0]
 
     look = lambda: read(place.contacts)  # noqa: E731
     agents = Agents(connection, passes_on=False, look=look, reopen=reopen, found=found)
     return JobClient(agents, read_only=found.read_only, closed=place.close)
 
 
-async def _open_anyone(place: Directory) -> tuple[ControlConnection, messages.Contacts]:
+async def _open_any_agent(place: Directory) -> tuple[ControlConnection, messages.Contacts]:
     """Return a connection to the leader's agent, or to the first other agent that responds."""
     found = await read(place.contacts)
     reachable = [one for one in found.contacts if one.port]

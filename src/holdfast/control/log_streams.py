@@ -80,7 +80,7 @@ class LogStream:
         self.follows = wanted.follow
         self._wanted = wanted
         self._loop = loop
-        self._room = wanted.room
+        self._credit = wanted.room
         self._grep = wanted.grep.encode(errors="surrogateescape")
         self._files: list[LogFile] = []
         self._inotify: Inotify | None = None
@@ -125,8 +125,9 @@ class LogStream:
             self._send, self._end = send, end
             self._soon()
 
-    def give_room(self, size: int) -> None:
-        self._room += size
+    def add_credit(self, size: int) -> None:
+        """Send up to `size` more bytes."""
+        self._credit += size
         self._soon()
 
     def close(self) -> None:
@@ -180,9 +181,9 @@ class LogStream:
         self._turn = None
         budget = TURN_BYTES
         for one in [*self._files]:
-            while one.is_ready and self._room > 0 and budget > 0 and self._send is not None:
+            while one.is_ready and self._credit > 0 and budget > 0 and self._send is not None:
                 is_over = one.generation != self._generation or not self.follows
-                room = min(CHUNK_BYTES, self._room, budget)
+                room = min(CHUNK_BYTES, self._credit, budget)
                 try:
                     data = one.read(room, is_over=is_over)
                 except OSError as problem:
@@ -200,7 +201,7 @@ class LogStream:
         if self._send is None:
             return
         if any(one.is_ready for one in self._files):
-            if self._room > 0:
+            if self._credit > 0:
                 self._soon()
         elif not self.follows and self._end is not None:
             self._end("")
@@ -211,7 +212,7 @@ class LogStream:
             data = b"".join(line for line in lines if self._grep in line)
             if not data:
                 return
-        self._room -= len(data)
+        self._credit -= len(data)
         assert self._send is not None
         self._send(
             LogLines(

@@ -184,7 +184,7 @@ class SocketClient(Client, asyncio.Protocol):
 
     # Queries for the coordinator.
 
-    def pass_up(self, message: Query) -> None:
+    def forward(self, message: Query) -> None:
         if self._upstream is not None and self._upstream.is_open:
             self._upstream.send_whole(message)
             return
@@ -303,7 +303,7 @@ class NodeServer:
         self._thread.post(self._watch, watch)
 
     def publish(self, event: Kept) -> None:
-        self._thread.post(self._happened, event)
+        self._thread.post(self._publish, event)
 
     # Connections.
 
@@ -426,7 +426,7 @@ class NodeServer:
 
     # Events.
 
-    def _happened(self, kept: Kept) -> None:
+    def _publish(self, kept: Kept) -> None:
         record = record_of(self._node, kept)
         if self._loop.time() < self._watched_until and len(self._unreported) < EVENTS_MAX:
             self._unreported.append(record)
@@ -476,7 +476,7 @@ class NodeServer:
         ):
             self._follow_up(client, query)
         elif what == messages.HERE and isinstance(client, SocketClient):
-            self._reply(self._here(client, query), client, query)
+            self._reply(self._describe_agent(client, query), client, query)
         elif what == messages.CONTACTS and isinstance(client, SocketClient):
             self._reply(self._contacts(client, query), client, query)
         elif what == messages.STATUS and not self._has_coordinator:
@@ -496,7 +496,7 @@ class NodeServer:
         ):
             self._events(client, query)
         elif isinstance(client, SocketClient) and self._has_coordinator:
-            client.pass_up(query)
+            client.forward(query)
         elif what in (messages.MORE, messages.CANCEL):
             pass  # The query has ended already.
         elif what == messages.ACT and not isinstance(client, CoordinatorClient):
@@ -536,9 +536,9 @@ class NodeServer:
         if not size:
             client.send(Reply(id=query.id, last=False))  # The stream is still open.
         elif query.id in client.streams:
-            client.streams[query.id].give_room(size)
+            client.streams[query.id].add_credit(size)
 
-    async def _here(self, client: Client, query: Query) -> None:
+    async def _describe_agent(self, client: Client, query: Query) -> None:
         try:
             report = await self._own_report()
         except NoResponse:

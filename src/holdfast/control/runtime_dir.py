@@ -58,7 +58,7 @@ def version_of(path: str) -> str:
     return path.removesuffix(SUFFIX).rpartition("-v")[2]
 
 
-def sockets_here() -> list[str]:
+def agent_sockets() -> list[str]:
     """Return the sockets of all agents of this user, including agents that were killed."""
     folder = runtime_dir()
     names = sorted(os.listdir(folder)) if folder else []

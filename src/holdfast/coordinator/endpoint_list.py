@@ -82,7 +82,7 @@ class EndpointList:
     async def others(self, place: int) -> str:
         """Return another endpoint where a coordinator already runs; empty if there is none.
 
-        At the first place any listener counts: even if it does not respond or has another token, it may be the
+        At the first place any listener counts: even if it does not respond or has a different token, it may be the
         coordinator that is about to be replaced.
         """
         others = [one for one in self._connectors if one.place != place]

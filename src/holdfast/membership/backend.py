@@ -36,7 +36,7 @@ from holdfast.core.shared_state import (
     WriteState,
 )
 from holdfast.core.supervision import CoordinatorLost, ViewReceived
-from holdfast.membership.interface import ControlAccess, JoinRefused, News
+from holdfast.membership.interface import ControlAccess, JoinRefused, MembershipEvent
 from holdfast.membership.loop_heartbeat import LoopMonitor
 from holdfast.membership.threaded import ThreadedMembership
 from holdfast.net.agent_port import OFF, ControlCredentials, open_agent_port
@@ -235,7 +235,7 @@ class BackendDriver:
         self,
         session: SharedStateSession,
         store: StateStore,
-        deliver: Callable[[News], None],
+        deliver: Callable[[MembershipEvent], None],
         monitor: LoopMonitor,
     ) -> None:
         self.session = session

@@ -41,13 +41,13 @@ class JoinRefused(msgspec.Struct, frozen=True):
     """Without the endpoint, which the caller adds."""
 
 
-News = ViewReceived | CoordinatorLost | JoinRefused
+MembershipEvent = ViewReceived | CoordinatorLost | JoinRefused
 
 
 class Membership(Protocol):
     """One node's membership in a job.
 
-    `fileno()` is readable while `take` has news. A view contains the whole state, so only the newest
+    `fileno()` is readable while `take` has events. A view contains the whole state, so only the newest
     one is kept. One thread at a time may call the methods, in any order, also after `close`.
     """
 
@@ -75,8 +75,8 @@ class Membership(Protocol):
 
     def fileno(self) -> int: ...
 
-    def take(self) -> list[News]:
-        """Return the news that arrived since the last call."""
+    def take(self) -> list[MembershipEvent]:
+        """Return the events that arrived since the last call."""
 
     def report(
         self,

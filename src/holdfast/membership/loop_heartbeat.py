@@ -21,7 +21,7 @@ from holdfast.core.session import LoopResumed, LoopStuck
 class LoopHeartbeat:
     """The heartbeat of one loop, from `start` on.
 
-    Before `start` the loop is not monitored: a polling agent takes its news at any time. To pause the heartbeat
+    Before `start` the loop is not monitored: a polling agent takes its events at any time. To pause the heartbeat
     during work that has its own limit, such as imports of a user's modules, the loop enters it as a context.
     """
 

@@ -1,7 +1,7 @@
 """A membership with a thread: the agent calls it, and the thread's loop drives the node's session.
 
 `ThreadedMembership` is the agent's side, `SessionDriver` performs `core.session` in the thread, over
-connections that a `Connector` opens, and a `Mailbox` holds the news for the agent's loop. The driver itself needs no
+connections that a `Connector` opens, and a `Mailbox` holds the events for the agent's loop. The driver itself needs no
 thread, so one loop can run thousands of nodes.
 """
 
@@ -43,7 +43,7 @@ from holdfast.core.session import (
 from holdfast.core.supervision import CoordinatorLost, ViewReceived
 from holdfast.errors import UsageError
 from holdfast.membership.coordinator_store import StoreCalls
-from holdfast.membership.interface import JoinRefused, News, draw_incarnation
+from holdfast.membership.interface import JoinRefused, MembershipEvent, draw_incarnation
 from holdfast.membership.loop_heartbeat import LoopHeartbeat, LoopMonitor
 from holdfast.net.deadline_timer import DeadlineTimer
 from holdfast.net.loop_thread import LoopThread
@@ -211,7 +211,7 @@ class ThreadedMembership:
     def fileno(self) -> int:
         return self._mailbox.fileno()
 
-    def take(self) -> list[News]:
+    def take(self) -> list[MembershipEvent]:
         return self._mailbox.take()
 
     def report(
@@ -316,7 +316,7 @@ class ThreadedMembership:
 class Mailbox:
     """Holds the newest view of an incarnation and the first few losses until the agent takes them.
 
-    Its descriptor is readable while it has news, from `open` to `close`.
+    Its descriptor is readable while it has events, from `open` to `close`.
     """
 
     def __init__(self, incarnation: int) -> None:
@@ -342,15 +342,15 @@ class Mailbox:
     def fileno(self) -> int:
         return self._eventfd
 
-    def put(self, news: News) -> None:
+    def put(self, event: MembershipEvent) -> None:
         """Store a view, unless it is for another incarnation; or add a loss."""
         with self._lock:
-            if isinstance(news, ViewReceived):
-                if news.view.incarnation != self._incarnation:
+            if isinstance(event, ViewReceived):
+                if event.view.incarnation != self._incarnation:
                     return
-                self.view, self._newest = news.view, news
+                self.view, self._newest = event.view, event
             elif len(self._losses) < LOSSES_MAX:
-                self._losses.append(news)
+                self._losses.append(event)
             else:
                 return
             if self._eventfd >= 0:
@@ -370,7 +370,7 @@ class Mailbox:
             self._incarnation = incarnation
             self.view = self._newest = None
 
-    def take(self) -> list[News]:
+    def take(self) -> list[MembershipEvent]:
         with self._lock:
             self.heartbeat.is_requested = False
             if self._eventfd >= 0:
@@ -378,7 +378,7 @@ class Mailbox:
                     os.eventfd_read(self._eventfd)
                 except BlockingIOError:
                     pass
-            taken: list[News] = [self._newest] if self._newest is not None else []
+            taken: list[MembershipEvent] = [self._newest] if self._newest is not None else []
             taken += self._losses
             self._newest = None
             self._losses = []
@@ -435,7 +435,7 @@ class SessionDriver:
         self,
         session: Session,
         connector: Connector,
-        deliver: Callable[[News], None],
+        deliver: Callable[[MembershipEvent], None],
         on_outage: Callable[[str], None] | None = None,
         monitor: LoopMonitor | None = None,
     ) -> None:

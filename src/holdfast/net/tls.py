@@ -107,7 +107,7 @@ def explain_failure(error: Exception) -> str:
             f"or both {PSK})"
         )
     if reason in ("BINDER_DOES_NOT_VERIFY", "NO_SUITABLE_SIGNATURE_ALGORITHM"):
-        return f"the other side has another token, or does not use {PSK}"
+        return f"the other side has a different token, or does not use {PSK}"
     if "CERTIFICATE_REQUIRED" in reason or reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return f"a client certificate is required (set {CERT} and {KEY} on the client's side)"
     if "UNKNOWN_CA" in reason:

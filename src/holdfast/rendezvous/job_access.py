@@ -111,7 +111,7 @@ class JobAccess(ABC):
         return RendezvousConnectionError(why)
 
     def check(self, membership: Membership) -> None:  # noqa: B027 (most backends need none)
-        """Raise if waiting for news is useless."""
+        """Raise if waiting for events is useless."""
 
     def close(self) -> None:  # noqa: B027 (most backends need none)
         """Release the resources that outlive the membership."""

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 POLL_S = (0.005, 0.1)  # The first and the longest pause while a wait for keys polls the store.
 POLL_S_PER_NODE = 0.001  # All nodes together poll at most a thousand times a second.
-NEWS_S = 1.0  # How long one wait for news lasts; then other conditions are checked.
+EVENT_WAIT_S = 1.0  # How long one wait for an event lasts; then other conditions are checked.
 ALL_ARRIVED = "all"
 
 
@@ -218,7 +218,7 @@ class MembershipHandler(RendezvousHandler):
                     f"the job {self.get_run_id()!r} could not be closed in {limit_s:g} s: "
                     f"{membership.problem() or 'no response'}"
                 )
-            self._await_news(membership, deadline)
+            self._wait_for_event(membership, deadline)
 
     def num_nodes_waiting(self) -> int:
         """Return a number above 0 if the workers must restart in another round, or the job has ended.
@@ -269,7 +269,7 @@ class MembershipHandler(RendezvousHandler):
                 )
                 membership.report(NodePhase.LEAVING, self._generation)
                 raise error
-            self._await_news(membership, None if self._was_standby else deadline)
+            self._wait_for_event(membership, None if self._was_standby else deadline)
         self.round = view
         membership.report(NodePhase.RUNNING, view.generation)
         return view
@@ -359,7 +359,7 @@ class MembershipHandler(RendezvousHandler):
         lasts = view.role is NodeRole.MEMBER and view.generation == round_.generation
         return "" if lasts else view.why or f"this node is {view.role.value} now"
 
-    # News.
+    # Events.
 
     def _newest_view(self) -> View | None:
         if self._membership is None:
@@ -367,18 +367,20 @@ class MembershipHandler(RendezvousHandler):
         self._take(self._membership)
         return self._membership.view
 
-    def _await_news(self, membership: Membership, deadline: float | None) -> None:
+    def _wait_for_event(self, membership: Membership, deadline: float | None) -> None:
         poll = select.poll()
         poll.register(membership.fileno(), select.POLLIN)
-        rest_s = NEWS_S if deadline is None else min(NEWS_S, deadline - time.monotonic())
+        rest_s = (
+            EVENT_WAIT_S if deadline is None else min(EVENT_WAIT_S, deadline - time.monotonic())
+        )
         poll.poll(max(1, int(rest_s * 1000)))
         self._take(membership)
 
     def _take(self, membership: Membership) -> None:
-        for news in membership.take():
-            match news:
+        for event in membership.take():
+            match event:
                 case CoordinatorLost():
-                    raise RendezvousConnectionError(self.describe_loss(news))
+                    raise RendezvousConnectionError(self.describe_loss(event))
                 case JoinRefused(why):
                     raise self.access.error_of(membership, self.describe_refusal(why))
         self.access.check(membership)

@@ -240,7 +240,9 @@ class ClientHandshake(_Handshake):
         transcript = self._transcript
         assert transcript is not None
         if not same(challenge.proof, _proof_of_server(transcript, challenge.nonce)):
-            raise self._goodbye(f"{self._server} has another token than the client: {self._remedy}")
+            raise self._goodbye(
+                f"{self._server} has a different token than the client: {self._remedy}"
+            )
         transcript.update(_framed(body))
         frame = encode_frame(Proof(proof=_proof_of_client(transcript)))
         transcript.update(frame)
@@ -308,7 +310,7 @@ class ServerHandshake(_Handshake):
         else:
             if not same(theirs.proof, _proof_of_client(transcript)):
                 raise self._refuse(
-                    f"the client has another token than {self._server}: {self._remedy}"
+                    f"the client has a different token than {self._server}: {self._remedy}"
                 )
             transcript.update(_framed(body))
             self._derive_seals(transcript, serving=True)

@@ -65,7 +65,7 @@ def explain_silent_close(tls: bool, psk: bool = False) -> str:
     """
     if psk:
         return (
-            "it closed the connection without a response: it is a coordinator with another token, or "
+            "it closed the connection without a response: it is a coordinator with a different token, or "
             "without tls=psk, or not a coordinator"
         )
     if tls:

@@ -52,7 +52,7 @@ class Watch:
             due = self.blocked.next_deadline()
             assert due is not None
             self.now = due
-            for event in self.blocked.look(self.now):
+            for event in self.blocked.poll(self.now):
                 self.machine.handle(self.now, event)
             if effects := self.machine.handle(self.now, TICK):
                 return effects

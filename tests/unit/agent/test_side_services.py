@@ -38,7 +38,7 @@ def test_failing_probe_is_reported_once_and_dropped(
     made.begin(lambda: None)
     try:
         [descriptor] = made.descriptors()
-        made.look(time.monotonic())
+        made.poll(time.monotonic())
         nothing = os.open("/dev", os.O_RDONLY)  # Reading or writing it fails.
         os.dup2(nothing, descriptor)
         os.close(nothing)
@@ -47,7 +47,7 @@ def test_failing_probe_is_reported_once_and_dropped(
         assert fetch(port, "/livez")[0] == 503
         caplog.clear()
         for _ in range(2):
-            made.look(time.monotonic())
+            made.poll(time.monotonic())
         assert len(caplog.messages) == 1
         assert made.descriptors() == []
         assert fetch(port, "/livez") == (200, "ok\n")
@@ -63,9 +63,9 @@ def test_failure_modules_are_imported_once_after_a_second(
     made.begin(lambda: None)
     due = made.next_deadline(None)
     assert due is not None
-    made.look(due - PREIMPORT_AFTER_S / 2)
+    made.poll(due - PREIMPORT_AFTER_S / 2)
     assert not caplog.messages
-    made.look(due)
+    made.poll(due)
     [line] = caplog.messages
     assert "holdfast.no_such_module" in line
     assert made.next_deadline(None) is None
@@ -195,7 +195,7 @@ def test_sampling_interval_grows_and_needs_reported_steps(
         before, now = now, made.next_deadline(None) or 0.0
         pauses.append(now - before)
         steps[:] = [(0, len(pauses), now), (1, 7, begun)]
-        made.look(now)
+        made.poll(now)
     assert max(pauses) == pytest.approx(side_services.SAMPLE_S_MAX)
     assert pauses[0] == pytest.approx(side_services.SAMPLE_S_MIN, abs=0.05)
     assert len(pauses) < 300
@@ -212,9 +212,9 @@ def test_failures_are_reported_in_time_without_a_next_generation() -> None:
     reporter.generation_stopped(3, {7: ProcessFailure(1, 4711, 9, "")})
     due = made.next_deadline(None)
     assert due is not None
-    made.look(due - 0.001)
+    made.poll(due - 0.001)
     assert [type(event) for event in received] == [lifecycle.GenerationStopped]
-    made.look(due)
+    made.poll(due)
     failed = received[-1]
     assert isinstance(failed, lifecycle.WorkersFailed)
     assert [(one.global_rank, one.exit_code) for one in failed.failures] == [(7, 9)]

@@ -46,9 +46,9 @@ class Watching:
 
     def detect(self) -> list[ExpiredTimer]:
         """Check the watchdogs; return the timers that they report."""
-        return [one for event in self.dogs.look(time.monotonic()) for one in timers_of(event)]
+        return [one for event in self.dogs.poll(time.monotonic()) for one in timers_of(event)]
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Check the watchdogs, and perform the effects of the supervision."""
         for one in self.dogs.dump(tuple(self.detect())):
             if one.signum > 0:
@@ -104,8 +104,8 @@ def test_failing_timer_pipe_is_reported_once_and_dropped(
     nothing = os.open("/dev", os.O_RDONLY)  # Reading it fails.
     for left, descriptor in enumerate(reversed(watching.dogs.descriptors())):
         os.dup2(nothing, descriptor)
-        watching.look()
-        watching.look()
+        watching.poll()
+        watching.poll()
         assert len(caplog.messages) == left + 1
     os.close(nothing)
     assert (watching.dogs.descriptors(), watching.dogs.next_deadline()) == ([], None)
@@ -133,7 +133,7 @@ def test_removed_pipe_and_pages_are_recreated_for_the_next_generation(watching: 
     with subprocess.Popen(["sleep", "60"]) as child:
         watching.dogs.started(0, {0: child.pid}, {})
         watching.expire(child.pid)
-        watching.look()
+        watching.poll()
     assert child.returncode == -9
 
 
@@ -166,12 +166,12 @@ def start(watching: Watching, stuck: list[Stuck]) -> None:
         notice.write(b"\0")
 
 
-def look_at(watching: Watching, stuck: list[Stuck]) -> None:
+def poll_past(watching: Watching, stuck: list[Stuck]) -> None:
     start(watching, stuck)
-    watching.look()
+    watching.poll()
 
 
-def test_look_reports_each_late_process_once_and_neither_dumps_nor_signals_it(
+def test_poll_reports_each_late_process_once_and_neither_dumps_nor_signals_it(
     watching: Watching, dumps: Dumps
 ) -> None:
     watching.dogs.begin([0, 1], ON)
@@ -202,7 +202,7 @@ def test_all_late_sections_are_reported_before_the_first_kill(
     stuck = [
         Stuck(watching.dogs.environment(rank)[PAGE_ENV], b"outer", b"inner") for rank in (0, 1)
     ]
-    look_at(watching, stuck)
+    poll_past(watching, stuck)
     assert [one.end() for one in stuck] == [-9, -9]
     assert sorted(pid for pid, _ in dumps) == sorted(one.pid for one in stuck)
     # If several sections of a worker have expired, the one with the earliest deadline is to blame.
@@ -219,7 +219,7 @@ def test_late_worker_in_a_pid_namespace_is_killed(
 ) -> None:
     watching.dogs.begin([0], {})
     stuck = Stuck(watching.dogs.environment(0)[PAGE_ENV], b"step", pid=calls_itself)
-    look_at(watching, [stuck])
+    poll_past(watching, [stuck])
     assert stuck.end() == -9
 
 
@@ -237,7 +237,7 @@ def test_worker_that_survives_its_signal_is_not_blamed_on_it(
     with subprocess.Popen(["sleep", "60"]) as process:
         watching.dogs.started(0, {0: process.pid}, {})
         watching.expire(process.pid, number)
-        watching.look()
+        watching.poll()
         assert process.poll() is None
         process.kill()
     assert f"signal {number}" in explained(watching, process.pid, 1).detail
@@ -256,7 +256,7 @@ def test_dumps_of_late_workers_share_one_time_limit(
     watching.dogs.started(0, {rank: one.pid for rank, one in enumerate(workers)}, {})
     for one in workers:
         watching.expire(one.pid)
-    watching.look()
+    watching.poll()
     assert [one.wait() for one in workers] == [-9, -9, -9]
     limits = [limit_s for _, limit_s in dumps]
     assert DUMP_S / 4 < limits[0] <= DUMP_S

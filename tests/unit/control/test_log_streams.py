@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.control import discovery, log_streams
 from holdfast.control.log_streams import LogStream
-from holdfast.control.runtime_dir import runtime_dir, socket_of, sockets_here
+from holdfast.control.runtime_dir import agent_sockets, runtime_dir, socket_of
 from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.wire.messages import LogLines, LogsQuery
 from in_loop import in_loop
@@ -90,7 +90,7 @@ async def test_stream_sends_no_more_than_its_reader_can_buffer(tmp_path: Path) -
     for _ in range(3):
         await asyncio.sleep(0)
     assert reader.came.empty()
-    reader.stream.give_room(600)
+    reader.stream.add_credit(600)
     assert (await reader.all())[0] == b"12345\n" * 90
     reader.stream.close()
 
@@ -159,7 +159,7 @@ def test_only_its_user_can_access_the_runtime_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert sockets_here() == []
+    assert agent_sockets() == []
     folder = tmp_path / "holdfast"
     monkeypatch.setattr("holdfast.control.runtime_dir.PATH_BYTES_MAX", 4_096)
     assert socket_of(1).startswith(str(folder))
@@ -177,7 +177,7 @@ def test_only_its_user_can_access_the_runtime_folder(
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PermissionError):
-        sockets_here()
+        agent_sockets()
 
 
 @in_loop

@@ -74,7 +74,7 @@ async def test_coordinator_that_takes_over_a_job_serves_only_that_job() -> None:
 async def test_any_listener_at_the_first_place_blocks_a_takeover(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It may be stopped, or have another token than the operator."""
+    """It may be stopped, or have a different token than the operator."""
     monkeypatch.setattr(connect, "HANDSHAKE_S", 0.2)
     with socket.create_server((LOCAL, 0)) as mute:
         async with serving(token=b"another") as other, serving(place=1) as own:

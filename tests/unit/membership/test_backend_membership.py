@@ -18,7 +18,7 @@ from in_loop import in_loop
 from serving import LIMIT_S, soon
 
 if TYPE_CHECKING:
-    from holdfast.membership.interface import News
+    from holdfast.membership.interface import MembershipEvent
 
 
 class SlowStore:
@@ -44,7 +44,7 @@ class SlowStore:
 @in_loop
 async def test_refresh_waits_for_a_read_that_began_after_it() -> None:
     loop, store = asyncio.get_running_loop(), SlowStore()
-    delivered: list[News] = []
+    delivered: list[MembershipEvent] = []
     timeouts = Timeouts(interval_s=LIMIT_S, lost_after_s=3 * LIMIT_S)
     session = SharedStateSession(
         loop.time(),

@@ -25,7 +25,7 @@ from holdfast.core.supervision import CoordinatorLost, ViewReceived
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.membership import threaded
 from holdfast.membership.coordinator import CoordinatorMembership
-from holdfast.membership.interface import JoinRefused, News
+from holdfast.membership.interface import JoinRefused, MembershipEvent
 from holdfast.membership.threaded import LOSSES_MAX, Mailbox, SessionDriver, status_change
 from holdfast.net.tls import TlsFiles
 from holdfast.wire import messages
@@ -45,7 +45,7 @@ class Node:
     """A driver, and everything that it delivered."""
 
     def __init__(self, connector: CoordinatorConnector, name: str = "a", **timeouts: Any) -> None:
-        self.delivered: list[News] = []
+        self.delivered: list[MembershipEvent] = []
         self.driver = SessionDriver(
             Session(
                 asyncio.get_running_loop().time(),
@@ -65,12 +65,14 @@ class Node:
         return self.delivered[-1]
 
 
-def is_member(news: object) -> bool:
-    return isinstance(news, ViewReceived) and news.view.role is NodeRole.MEMBER
+def is_member(event: object) -> bool:
+    return isinstance(event, ViewReceived) and event.view.role is NodeRole.MEMBER
 
 
-def is_over(news: object) -> bool:
-    return isinstance(news, ViewReceived) and news.view.role is NodeRole.CLOSED and news.view.final
+def is_over(event: object) -> bool:
+    return (
+        isinstance(event, ViewReceived) and event.view.role is NodeRole.CLOSED and event.view.final
+    )
 
 
 @in_loop
@@ -82,12 +84,12 @@ async def test_refusal_is_final_only_before_first_contact() -> None:
     await first.server.stop()
     other = Served(first.port, token=b"another job's")
     newcomer = Node(first.connector(), "b")
-    await newcomer.until(lambda news: isinstance(news, JoinRefused))
+    await newcomer.until(lambda event: isinstance(event, JoinRefused))
     assert newcomer.driver.refused
     await soon(lambda: "token" in node.driver.session.last_problem)
     await other.server.stop()
     again = Served(first.port)
-    await node.until(lambda news: is_member(news) and news.view.term == 2)
+    await node.until(lambda event: is_member(event) and event.view.term == 2)
     for one in (node, newcomer):
         await one.driver.close()
     await again.server.stop()
@@ -100,7 +102,7 @@ async def test_silent_coordinator_is_disconnected_and_lost() -> None:
         await node.until(is_member)
         served.server.received = lambda peer, message: None  # type: ignore[method-assign]
         served.server._acceptor.close()
-        lost = await node.until(lambda news: isinstance(news, CoordinatorLost))
+        lost = await node.until(lambda event: isinstance(event, CoordinatorLost))
         assert lost.away_s >= 0.1
         await soon(lambda: served.server.connections == 0)
         await node.driver.close()
@@ -112,7 +114,7 @@ async def test_loss_while_connecting_names_the_suspicion() -> None:
         connector = CoordinatorConnector("127.0.0.1", silent.getsockname()[1], run_id="job")
         node = Node(connector, first_contact_s=0.02)
         connector.suspicion = "it is mute"
-        lost = await node.until(lambda news: isinstance(news, CoordinatorLost))
+        lost = await node.until(lambda event: isinstance(event, CoordinatorLost))
         assert lost.why == node.driver.last_problem == "it is mute"
         node.delivered.clear()
         assert node.driver.session.connection is ConnectionState.CONNECTING
@@ -199,7 +201,7 @@ def test_mailbox_keeps_the_newest_view_and_the_first_losses() -> None:
             View(run_id="job", node="a", incarnation=1, term=1, revision=revision, role=role)
         )
 
-    box.put(view(1))  # News that arrive before `open` are kept.
+    box.put(view(1))  # Events that arrive before `open` are kept.
     assert (box.fileno(), box.take()) == (-1, [view(1)])
     box.open()
     assert not is_readable()
@@ -264,9 +266,9 @@ def test_error_in_the_thread_is_delivered_and_the_thread_continues() -> None:
         until(one, member)
         assert one._thread is not None
         one._thread.post(lambda: 1 / 0)
-        news = fault(one)
-        assert isinstance(news, CoordinatorLost)
-        assert "ZeroDivisionError" in news.why
+        event = fault(one)
+        assert isinstance(event, CoordinatorLost)
+        assert "ZeroDivisionError" in event.why
         one.report(NodePhase.FAILED, 0)
         until(one, lambda view: view.generation == 1)
 

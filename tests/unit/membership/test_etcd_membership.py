@@ -23,7 +23,7 @@ from holdfast.etcd.generation_stores import GenerationStores
 from holdfast.etcd.job_records import DEFAULT_PREFIX, read_job, read_ports, read_run_ids
 from holdfast.etcd.sync_client import EtcdClient
 from holdfast.membership.etcd import EtcdConnector, EtcdMembership
-from holdfast.membership.interface import JoinRefused, News
+from holdfast.membership.interface import JoinRefused, MembershipEvent
 from holdfast.membership.threaded import SessionDriver
 from holdfast.net.agent_port import AgentPort
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
@@ -118,7 +118,7 @@ class Node:
             self.received.put_nowait,
         )
 
-    async def next(self, kind: type[News]) -> Any:
+    async def next(self, kind: type[MembershipEvent]) -> Any:
         async with asyncio.timeout(LIMIT_S):
             while not isinstance(received := await self.received.get(), kind):
                 pass

@@ -334,7 +334,7 @@ class PContext(ABC):
         """Read what happened, continue a stop, and return the new events for the supervision."""
         self._read_all()
         if self._held and (now >= self._held_until or len(self._exits) == self._world_size):
-            self._let_go()
+            self._report_held_exits()
         if self._stop is not None and not self._stop.ended:
             self._perform(self._stop.handle(now, TICK, self._stop.story.last))
             if self._stop.ended:  # The time ended before all processes had exited.
@@ -376,7 +376,7 @@ class PContext(ABC):
         `node` and `cause` are for the story of the stop.
         """
         if self._stop is None:
-            self._let_go()
+            self._report_held_exits()
             self._stop_began_ns = time.time_ns()
             self._follow_if_written()
             self._said_before_stop = {
@@ -664,12 +664,12 @@ class PContext(ABC):
             self._held.append(exited)
         else:
             if exited.failed:
-                self._let_go()
+                self._report_held_exits()
             self._pending.append(exited)
         if stop is not None:
             self._stop_event(stopping.LeaderExited(rank, died_of))
 
-    def _let_go(self) -> None:
+    def _report_held_exits(self) -> None:
         """Report the delayed exits."""
         self._pending += self._held
         self._held.clear()

@@ -29,7 +29,6 @@ from holdfast.worker import (
     DEADLINES,
     ENTERED,
     HEARTBEAT,
-    LOOK_AT,
     MAGIC,
     NAME_BYTES,
     NAMES_AT,
@@ -39,6 +38,7 @@ from holdfast.worker import (
     PAGE_BYTES,
     PAGE_ENV,
     PID,
+    SCAN_AT,
     SLOTS,
     STEP,
     STEP_AT,
@@ -80,7 +80,7 @@ class WorkerPage:
         self.path = path
         self._fd = fd
         self._reported: set[tuple[int, int]] = set()  # Slots and deadlines.
-        self._look_ns = NEVER
+        self._scan_ns = NEVER
 
     @classmethod
     def create(cls, folder: str, rank: int, start: int = 0) -> WorkerPage:
@@ -121,12 +121,12 @@ class WorkerPage:
             unwatched=words[UNWATCHED],
         )
 
-    def planned_look(self) -> float | None:
-        """Return the time of the next look, which the page shows to the worker."""
-        return None if self._look_ns == NEVER else self._look_ns / 1e9
+    def planned_scan(self) -> float | None:
+        """Return the time of the next scan, which the page shows to the worker."""
+        return None if self._scan_ns == NEVER else self._scan_ns / 1e9
 
-    def requested_look(self) -> float | None:
-        """Return the deadline of the section for which the worker last requested a look."""
+    def requested_scan(self) -> float | None:
+        """Return the deadline of the section for which the worker last requested a scan."""
         words, _ = self._read()
         return words[ASKED] / 1e9 if words and 0 < words[ASKED] < NEVER else None
 
@@ -174,15 +174,15 @@ class WorkerPage:
                 found.append(Section(_name_at(names, slot), second[ENTERED + slot], deadline))
         return found
 
-    def plan_look(self, at: float | None) -> None:
-        """Write the time of the next look into the page; None for no look."""
+    def plan_scan(self, at: float | None) -> None:
+        """Write the time of the next scan into the page; None for no scan."""
         at_ns = NEVER if at is None else int(at * 1e9)
-        if at_ns != self._look_ns:
-            self._look_ns = at_ns
+        if at_ns != self._scan_ns:
+            self._scan_ns = at_ns
             try:
-                os.pwrite(self._fd, at_ns.to_bytes(8, sys.byteorder), LOOK_AT * 8)
+                os.pwrite(self._fd, at_ns.to_bytes(8, sys.byteorder), SCAN_AT * 8)
             except OSError:
-                pass  # The worker then requests unnecessary looks, or exits soon.
+                pass  # The worker then requests unnecessary scans, or exits soon.
 
     def close(self) -> None:
         # Clear `_fd` before closing: another thread may be about to read.
@@ -201,7 +201,7 @@ class WorkerPage:
         # Write all of it, so that every part of the worker's page has memory.
         blank = bytearray(PAGE_BYTES)
         words = memoryview(blank).cast("q")
-        words[0], words[LOOK_AT], words[STEP] = MAGIC, NEVER, NO_STEP
+        words[0], words[SCAN_AT], words[STEP] = MAGIC, NEVER, NO_STEP
         if os.write(self._fd, blank) != PAGE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
 
@@ -233,14 +233,14 @@ def _name_at(names: bytes, slot: int) -> str:
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 (a directory only its owner can open is made there)
 FOLDER_PREFIX = "holdfast-pages-"
 SWEPT_MAX = 64
-LOOKED_AT_MAX = 10_000  # Folder names to check for leftovers; one check takes a microsecond.
 """The number of directories of killed agents that a start removes."""
+CHECKED_MAX = 10_000  # Folder names to check for leftovers; one check takes a microsecond.
 SWEPT_AGE_S = 60.0
 """The minimum age of a leftover: the agent of a younger directory may not have locked it yet."""
 
 NOTICE_BYTES_MAX = 1 << 16
 SETTLE_S = 0.1
-"""The delay of a second look after each look, which may have missed a store by the worker."""
+"""The delay of a second scan after each scan, which may have missed a store by the worker."""
 
 
 class WorkerPages:
@@ -258,10 +258,10 @@ class WorkerPages:
         self._make()
         self._pages: dict[int, WorkerPage] = {}
         self._starts = 0
-        self._look_at: float | None = None
+        self._scan_at: float | None = None
         self._settle_at: float | None = None
         self.was_requested = False
-        """Whether a worker requested the last look."""
+        """Whether a worker requested the last scan."""
 
     def begin(self, ranks: Iterable[int]) -> None:
         """Create pages for the workers of a generation, and close the last generation's.
@@ -291,7 +291,7 @@ class WorkerPages:
         for page in self._pages.values():
             page.close()
         self._pages.clear()
-        self._look_at = self._settle_at = None
+        self._scan_at = self._settle_at = None
 
     def environment(self, rank: int) -> dict[str, str]:
         page = self._pages.get(rank)
@@ -307,40 +307,40 @@ class WorkerPages:
         return [(rank, one.step, one.step_ns / 1e9) for rank, one in found if one.step is not None]
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when a worker requests a look."""
+        """Return the descriptor that is readable when a worker requests a scan."""
         return self._notice
 
     def next_deadline(self) -> float | None:
         """Return when `take` is due, by the monotonic clock; None for never."""
-        times = [at for at in (self._look_at, self._settle_at) if at is not None]
+        times = [at for at in (self._scan_at, self._settle_at) if at is not None]
         return min(times, default=None)
 
     def take(self, now: float) -> list[tuple[int, Section]]:
-        """If a look is due, read the pages; return the expired sections, by local rank."""
+        """If a scan is due, read the pages; return the expired sections, by local rank."""
         asked = self.was_requested = self._take_notice()
         deadline = self.next_deadline()
         if not asked and (deadline is None or now < deadline):
             return []
-        settling = not asked and (self._look_at is None or now < self._look_at)
+        settling = not asked and (self._scan_at is None or now < self._scan_at)
         self._settle_at = None if settling else now + SETTLE_S
         late: list[tuple[int, Section]] = []
         times: list[float] = []
         for rank, page in self._pages.items():
-            planned = page.planned_look()
+            planned = page.planned_scan()
             if planned is not None and planned <= now:
-                # Do this first, so that a section that is entered after the look requests another.
-                page.plan_look(None)
+                # Do this first, so that a section that is entered after the scan requests another.
+                page.plan_scan(None)
             late += [(rank, section) for section in page.expired(now)]
-            # Keep a planned look even if its section was left, also if that was before this look.
+            # Keep a planned scan even if its section was left, also if that was before this scan.
             # Otherwise the next such section would request it again.
-            ahead = [at for at in (planned, page.requested_look()) if at is not None and at > now]
+            ahead = [at for at in (planned, page.requested_scan()) if at is not None and at > now]
             at = page.next_deadline(after=now)
             if at is not None:
                 ahead.append(at)
             if ahead:
                 times.append(min(ahead))
-                page.plan_look(min(ahead))
-        self._look_at = min(times, default=None)
+                page.plan_scan(min(ahead))
+        self._scan_at = min(times, default=None)
         return late
 
     def close(self) -> None:
@@ -402,7 +402,7 @@ def _sweep(parent: str) -> None:
     """Remove the folders of killed agents of this user; other users may have the same names."""
     prefix = f"{FOLDER_PREFIX}{os.getuid()}-"
     names = [name for name in _names_in(parent) if name.startswith(prefix)]
-    folders = (os.path.join(parent, name) for name in names[:LOOKED_AT_MAX])
+    folders = (os.path.join(parent, name) for name in names[:CHECKED_MAX])
     for folder in [folder for folder in folders if _is_left(folder)][:SWEPT_MAX]:
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
