@@ -62,7 +62,7 @@ class Profile(Value):
         )
 
 
-_WORKERS = {"fail": 2.0, "cascade": 1.0, "hang": 0.3, "ruin": 0.05}
+_WORKERS = {"fail": 2.0, "cascade": 1.0, "hang": 0.3, "fail_permanently": 0.05}
 _ETCD = {
     "leader": 1.0,
     "pause_leader": 0.7,
@@ -182,7 +182,7 @@ PROFILES: dict[str, Profile] = {
             "requests",
             "operators restart and stop jobs and drain nodes, during other faults",
             {
-                "ask": 8.0,
+                "operator_request": 8.0,
                 "fail": 1.0,
                 "kill": 0.5,
                 "join": 1.0,
@@ -238,9 +238,8 @@ CUT_OFF_S = (0.5, 30.0)  # How much longer a replaced coordinator stays disconne
 RESET_SHARE = 0.3  # The share of connections that a change of the network resets.
 REQUEST_WEIGHTS = {Action.RESTART: 4.0, Action.DRAIN: 4.0, Action.UNDRAIN: 3.0, Action.STOP: 0.15}
 REPEATED_REQUEST_SHARE = 0.4
-DIRECT_REQUEST_SHARE = (
-    0.3  # The share of requests to the coordinator itself; other drivers have none.
-)
+DIRECT_REQUEST_SHARE = 0.3
+"""The share of requests that go directly to the coordinator, with drivers that have one."""
 
 
 class FaultInjector:
@@ -259,7 +258,7 @@ class FaultInjector:
     def begin(self) -> None:
         """Set the network's conditions, and schedule the first fault."""
         self._world.network.conditions = self._profile.conditions
-        self._plan()
+        self._schedule_next()
 
     def configure(self, agent: Agent) -> None:
         """Make some of the nodes slow."""
@@ -276,17 +275,17 @@ class FaultInjector:
             return True
         return self._rng.random() >= absent_share
 
-    def _plan(self) -> None:
+    def _schedule_next(self) -> None:
         gap = self._rng.expovariate(1.0 / self._profile.mean_gap_s)
-        self._world.schedule(self._world.now + gap, self._strike, None)
+        self._world.schedule(self._world.now + gap, self._inject, None)
 
-    def _strike(self, _arg: object) -> None:
+    def _inject(self, _arg: object) -> None:
         if self._world.now >= self._until_s:
             return
         kind = self._rng.choices(self._kinds, self._weights)[0]
         getattr(self, f"_{kind}")()
         self._world.keep_busy()
-        self._plan()
+        self._schedule_next()
 
     def end(self, _arg: object = None) -> None:
         """Heal everything, and give every job enough nodes."""
@@ -302,7 +301,7 @@ class FaultInjector:
                 if isinstance(agent, EtcdAgent):
                     agent.is_apart = False
         world.coordinator.resume()
-        if world.replaced or any(agent.apart for agent in self._everybody()):
+        if world.replaced or any(agent.apart for agent in self._all_agents()):
             assert isinstance(world.coordinator, Coordinator)
             self._rejoin(world.coordinator)
         if isinstance(world.coordinator, MembersDriver):
@@ -325,7 +324,7 @@ class FaultInjector:
 
     # Targets.
 
-    def _someone(self, agents: list[Agent] | None = None) -> Agent | None:
+    def _random_agent(self, agents: list[Agent] | None = None) -> Agent | None:
         if agents is None:
             agents = [agent for job in self._world.jobs.values() for agent in job.living]
         return self._rng.choice(agents) if agents else None
@@ -334,23 +333,23 @@ class FaultInjector:
         """Draw a number with a logarithmic distribution."""
         return float(low * (high / low) ** self._rng.random())
 
-    def _later(
+    def _start_later(
         self, delay_s: float, job: JobTruth, node: str | None, host: str | None = None
     ) -> None:
         world = self._world
 
-        def return_of(_arg: object) -> None:
+        def start(_arg: object) -> None:
             if world.now < self._until_s:
                 taken = any(agent.host == host for agent in job.living)
                 world.start_agent(job, node, None if taken else host)
 
-        world.schedule(world.now + delay_s, return_of, None)
+        world.schedule(world.now + delay_s, start, None)
 
     # Workers.
 
     def _running(self) -> Agent | None:
         living = [agent for job in self._world.jobs.values() for agent in job.living]
-        return self._someone([agent for agent in living if agent.workers.running])
+        return self._random_agent([agent for agent in living if agent.workers.running])
 
     def _fail(self, *, retryable: bool = True, hangs: bool = False) -> None:
         agent = self._running()
@@ -360,7 +359,7 @@ class FaultInjector:
     def _hang(self) -> None:
         self._fail(hangs=True)
 
-    def _ruin(self) -> None:
+    def _fail_permanently(self) -> None:
         self._fail(retryable=False)
 
     def _cascade(self) -> None:
@@ -377,7 +376,7 @@ class FaultInjector:
     # Agents.
 
     def _kill(self, agent: Agent | None = None, *, host_too: bool = False) -> None:
-        agent = agent or self._someone()
+        agent = agent or self._random_agent()
         if agent is None:
             return
         members, machine = self._members(agent)
@@ -390,19 +389,19 @@ class FaultInjector:
         fate = self._rng.random()
         if fate < 0.8:
             node = agent.node if fate < 0.4 else None
-            self._later(self._between(0.3, 15.0), agent.job, node, agent.host)
+            self._start_later(self._between(0.3, 15.0), agent.job, node, agent.host)
 
     def _flap(self) -> None:
         """Let the agents of one host die soon after they joined, each replaced by another."""
-        world, someone = self._world, self._someone()
-        if someone is None or someone.job.closed_by or self._flaps >= FLAPS_MAX:
+        world, chosen = self._world, self._random_agent()
+        if chosen is None or chosen.job.closed_by or self._flaps >= FLAPS_MAX:
             return
         self._flaps += 1
-        job, host, node = someone.job, someone.host, None
+        job, host, node = chosen.job, chosen.host, None
         if self._rng.random() < 0.5:
             host = f"flapping-{self._flaps}"  # A new node.
         elif self._rng.random() < 0.5:
-            node = someone.node
+            node = chosen.node
         period_s, until_s = self._between(*FLAP_S), world.now + self._between(*FLAPS_S)
 
         def turn(_arg: object) -> None:
@@ -438,10 +437,10 @@ class FaultInjector:
         if jobs:
             job = self._rng.choice(jobs)
             for _ in range(self._rng.choice((1, 1, 2, 3))):
-                self._later(self._between(0.01, 1.0), job, None)
+                self._start_later(self._between(0.01, 1.0), job, None)
 
     def _leave(self) -> None:
-        agent = self._someone()
+        agent = self._random_agent()
         if agent is None:
             return
         self._world.disturb()
@@ -451,17 +450,17 @@ class FaultInjector:
         if self._rng.random() < 0.3:
             agent.after(self._between(0.01, 1.0), agent.signalled, signum)
         if self._rng.random() < 0.5:
-            self._later(self._between(0.3, 15.0), agent.job, None)
+            self._start_later(self._between(0.3, 15.0), agent.job, None)
 
     def _twin(self) -> None:
-        agent = self._someone()
+        agent = self._random_agent()
         if agent is not None and self._world.has_room(agent.job):
             self._world.start_agent(agent.job, agent.node)
-            for one in agent.job.agents:  # It depends on their order which of them is refused.
+            for one in agent.job.agents:  # Their order decides which of them is refused.
                 one.superseded = one.superseded or one.node == agent.node
 
     def _pause(self, agent: Agent | None = None, *, shortest_s: float = 0.1) -> None:
-        agent = agent or self._someone()
+        agent = agent or self._random_agent()
         if agent is not None and not agent.paused:
             self._world.disturb()
             agent.pause()
@@ -473,9 +472,9 @@ class FaultInjector:
 
     # Requests.
 
-    def _ask(self) -> None:
+    def _operator_request(self) -> None:
         """Let an operator send a request through a random node, sometimes twice."""
-        agent = self._someone()
+        agent = self._random_agent()
         if agent is None:
             return
         chosen = self._rng.choices([*REQUEST_WEIGHTS], [*REQUEST_WEIGHTS.values()])[0]
@@ -498,19 +497,19 @@ class FaultInjector:
         else:
             agent.send_request(request)
         if self._rng.random() < REPEATED_REQUEST_SHARE:
-            again = self._someone(agent.job.living)
+            again = self._random_agent(agent.job.living)
             if again is not None:
                 again.after(self._between(0.01, 2.0), again.send_request, request)
 
     def _undrain_all(self, job: JobTruth) -> None:
         known = self._world.coordinator.job(job.run_id)
         for node in drained_nodes(known) if known is not None else ():
-            agent = self._someone(job.living)
+            agent = self._random_agent(job.living)
             if agent is not None:
                 self._request(agent, Action.UNDRAIN, node)
 
     def _wedge(self) -> None:
-        agent = self._someone()
+        agent = self._random_agent()
         begun = agent is not None and agent.supervision.state is not State.IDLE
         if agent is not None and begun and agent.wedged_at is None:
             self._world.disturb()
@@ -521,7 +520,7 @@ class FaultInjector:
     # The network.
 
     def _cut(self, agent: Agent | None = None, *, ways: int = 3) -> None:
-        agent = agent or self._someone()
+        agent = agent or self._random_agent()
         if agent is None or agent.cut_in or agent.cut_out:
             return
         self._world.disturb()
@@ -611,21 +610,21 @@ class FaultInjector:
     def _restart(self, old: Coordinator) -> None:
         """Restart a replaced and disconnected coordinator, like an agent that crashed."""
         world = self._world
-        if not old.alive or not any(old in agent.apart for agent in self._everybody()):
+        if not old.alive or not any(old in agent.apart for agent in self._all_agents()):
             return
         again = world.restart_replaced(old)
-        for agent in self._everybody():
+        for agent in self._all_agents():
             if old in agent.apart:
                 agent.apart = frozenset({again})
 
-    def _everybody(self) -> list[Agent]:
+    def _all_agents(self) -> list[Agent]:
         return [agent for job in self._world.jobs.values() for agent in job.agents]
 
     def _rejoin(self, old: Coordinator) -> None:
         """Reconnect or resume a coordinator. It soon finds out whether it was replaced."""
         world = self._world
         world.disturb()
-        for agent in self._everybody():
+        for agent in self._all_agents():
             if agent.apart:
                 agent.apart = frozenset()
                 world.network.deliver_held(agent)
@@ -663,7 +662,7 @@ class FaultInjector:
     def _random_leader(self) -> Agent | None:
         living = [agent for job in self._world.jobs.values() for agent in job.living]
         leaders: list[Agent] = [one for one in living if isinstance(one, EtcdAgent) and one.leads]
-        return self._someone(leaders)
+        return self._random_agent(leaders)
 
     def _leader(self) -> None:
         agent = self._random_leader()
@@ -681,7 +680,7 @@ class FaultInjector:
 
     def _break_links(self) -> None:
         """Break the connections of an agent and lose messages in transit."""
-        agent = self._someone()
+        agent = self._random_agent()
         if isinstance(agent, EtcdAgent):
             self._world.disturb()
             self._etcd_driver.network.break_connections(agent)
@@ -689,7 +688,7 @@ class FaultInjector:
 
     def _set_apart(self) -> None:
         """Break the connections between an agent and the others, but not those to etcd."""
-        agent = self._someone()
+        agent = self._random_agent()
         if isinstance(agent, EtcdAgent) and not agent.is_apart:
             self._world.note(agent, "is disconnected from other agents")
             self._etcd_driver.presences.reset(agent)

@@ -1,4 +1,4 @@
-"""The command `dump`: the Python stacks of workers, of this machine or of all nodes of a job.
+"""The command `dump`: the Python stacks of workers, on this machine or on all nodes of a job.
 
 On this machine it finds workers in `/proc` and connects to no agent, so it also works if an agent is
 stuck, and for scripts that do not import Holdfast. For all nodes it sends a query to their agents and

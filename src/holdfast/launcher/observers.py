@@ -41,7 +41,7 @@ class LaunchObservers:
         self._config = config
         self._logs = logs_specs
         self._early: deque[LifecycleEvent] = deque(maxlen=EARLY_EVENTS_MAX)
-        self._is_for_failures_alone = False
+        self._is_kept_only_on_failure = False
         self._recorders: tuple[Observer, ...] = ()
         self._events: JobEvents | None = None
         self._rendezvous: RendezvousRecorder | None = None
@@ -69,8 +69,8 @@ class LaunchObservers:
                 self._config.dashboard_port, run_id, self._logs
             )
             agent.reporter.observers.add(self._dashboard)
-        self._is_for_failures_alone = (
-            getattr(self._logs, "is_for_failures_alone", False)
+        self._is_kept_only_on_failure = (
+            getattr(self._logs, "is_kept_only_on_failure", False)
             and self._events is None
             and not events_wanted("null")
         )
@@ -106,7 +106,7 @@ class LaunchObservers:
                 record(one)
 
     def _must_record_now(self, event: LifecycleEvent) -> bool:
-        if self._is_for_failures_alone:
+        if self._is_kept_only_on_failure:
             return isinstance(event, RunEnded) and event.state != "succeeded"
         return isinstance(event, (GenerationStarted, RunEnded))
 

@@ -358,9 +358,9 @@ class EtcdConnector:
                 case ConnectPresence(number, presence):
                     self._watch_presence(number, presence, session.witness.story.last)
                 case DropPresence(number):
-                    seeing = self._presences.pop(number, None)
-                    if seeing is not None:
-                        seeing.cancel()
+                    watching = self._presences.pop(number, None)
+                    if watching is not None:
+                        watching.cancel()
                 case ReportOpened(confirmed_at):
                     if self._connection is not None and not self._connection.ready.done():
                         self._connection.confirmed_at = confirmed_at

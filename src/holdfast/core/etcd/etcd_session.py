@@ -180,7 +180,7 @@ class DeliverMessage(Effect):
 
 
 class ReportLeft(Effect):
-    """Report to the node that etcd has no keys of it any more."""
+    """Report to the node that etcd no longer has its keys."""
 
 
 SessionEffect = (
@@ -335,7 +335,7 @@ class EtcdSession:
             case RequestAnswered(number, answer):
                 purpose = self._requests.pop(number, None)
                 if purpose is None:
-                    return self._lead(now, event)
+                    return self._leadership_effects(now, event)
                 return self._answered(now, purpose, answer)
             case KeysChanged(number, changes):
                 if number == self._views_watch:
@@ -344,15 +344,15 @@ class EtcdSession:
                     ]
                 if number == self._shared_watch:
                     return self._shared_changed(now, changes)
-                return self._lead(now, event)
+                return self._leadership_effects(now, event)
             case MessageSubmitted(message):
                 return self._submit(now, message)
             case Tick():
-                return self._lead(now, event) + self._witnessed(now, event)
+                return self._leadership_effects(now, event) + self._witness_effects(now, event)
             case (
                 PresenceConfirmed() | PresenceClosed() | PresenceRefused() | PresenceInconclusive()
             ):
-                return self._witnessed(now, event)
+                return self._witness_effects(now, event)
             case OpenRequested():
                 if self.state in (SessionState.OPENING, SessionState.UP):
                     raise InvalidEvent(f"{event!r} cannot happen while {self.state.value}")
@@ -363,10 +363,10 @@ class EtcdSession:
                 # The next session reads everything again.
                 if number in (self._views_watch, self._shared_watch):
                     return self._fail(now, problem)
-                return self._lead(now, event)
+                return self._leadership_effects(now, event)
             case LeaveRequested():
                 self._leave_requested = True
-                return self._lead(now, ResignRequested())
+                return self._leadership_effects(now, ResignRequested())
 
     def _answered(self, now: float, purpose: _Purpose, answer: Answer) -> list[SessionEffect]:
         match purpose:
@@ -389,7 +389,7 @@ class EtcdSession:
             case _RevokeLease():
                 return self._fail(now, answer) if isinstance(answer, Problem) else []
 
-    def _witnessed(self, now: float, event: WitnessEvent) -> list[SessionEffect]:
+    def _witness_effects(self, now: float, event: WitnessEvent) -> list[SessionEffect]:
         return self._revoke_leases(self.witness.handle(now, event, self._cause))
 
     def _revoke_leases(self, effects: Iterable[SessionEffect | RevokeLease]) -> list[SessionEffect]:
@@ -402,9 +402,9 @@ class EtcdSession:
                 converted.append(self._send(_RevokeLease(), Revoke(one.lease)))
         return converted
 
-    def _lead(self, now: float, event: LeaderEvent) -> list[SessionEffect]:
+    def _leadership_effects(self, now: float, event: LeaderEvent) -> list[SessionEffect]:
         effects: list[SessionEffect] = []
-        self.leadership.own_is_underway = bool(self._unsent) or self._awaits(_Store)
+        self.leadership.own_status_pending = bool(self._unsent) or self._awaits(_Store)
         for effect in self.leadership.handle(now, event, self._cause):
             if isinstance(effect, FailSession):
                 effects += self._fail(now, effect.problem)
@@ -457,8 +457,8 @@ class EtcdSession:
                 leader = one
             elif one.key == self.keys.roll_call:
                 self._note_roll_call(one.value)
-        self.leadership.election.presence = self._presence_here()
-        effects += self._lead(now, SessionUp(self._lease, leader))
+        self.leadership.election.presence = self._own_presence()
+        effects += self._leadership_effects(now, SessionUp(self._lease, leader))
         if not self.is_up:
             return effects  # The leader is of another version.
         effects += self._revoke_leases(self.witness.unfinished())
@@ -496,14 +496,14 @@ class EtcdSession:
             self._with_address(status),
             self._roll_call,
             self._lease,
-            self._presence_here(),
+            self._own_presence(),
             self._control,
         )
         key = self.keys.node(status.info.node, status.info.incarnation)
         ops: list[Op] = [Put(key, pack(record), self._lease)]
         if self._key and self._key != key:
             ops.append(Delete(self._key))  # The record of the previous incarnation.
-        # The request may be performed late, and must not overwrite a later one.
+        # etcd may perform this request late. Then it must not overwrite a later record.
         mine = Compare(key, Field.MOD, self._key_revision if self._key == key else 0)
         purpose = _Store(status, record, key, self._lease)
         return self._send(purpose, Txn((mine,), tuple(ops), (Get(key),)))
@@ -526,7 +526,7 @@ class EtcdSession:
             return [self._read()]
         effects: list[SessionEffect] = [DeliverMessage(self._ack())]
         report = NodeReported(store.record.status, store.record.call)
-        effects += self._lead(now, OwnStatusStored(report))
+        effects += self._leadership_effects(now, OwnStatusStored(report))
         return effects + self._store_next()
 
     def _store_again(self, status: Status) -> list[SessionEffect]:
@@ -557,7 +557,7 @@ class EtcdSession:
         info = msgspec.structs.replace(status.info, address=self.address)
         return msgspec.structs.replace(status, info=info)
 
-    def _presence_here(self) -> Presence | None:
+    def _own_presence(self) -> Presence | None:
         """Return this process's presence with its address, if the address is known."""
         address = self._address or self.address
         if self._presence is None or not address:
@@ -602,7 +602,7 @@ class EtcdSession:
     def _replace_lease(self, now: float) -> list[SessionEffect]:
         """Get another lease: the last one ended, although the node is alive."""
         self._lease, self._lease_sent_at = 0, now
-        effects = self._lead(now, SessionLost())
+        effects = self._leadership_effects(now, SessionLost())
         return [*effects, self._send(_ReplaceLease(), Grant(self._ttl_s))]
 
     def _lease_replaced(self, now: float, answer: Answer) -> list[SessionEffect]:
@@ -610,7 +610,7 @@ class EtcdSession:
             return self._fail(now, answer)
         assert isinstance(answer, Granted)
         self._lease, self._lease_at = answer.lease, self._lease_sent_at
-        return self._lead(now, LeaseReplaced(self._lease)) + self._store_next()
+        return self._leadership_effects(now, LeaseReplaced(self._lease)) + self._store_next()
 
     # Views and roll calls.
 
@@ -630,7 +630,7 @@ class EtcdSession:
         effects: list[SessionEffect] = []
         for change in changes:
             if change.key == self.keys.leader:
-                effects += self._lead(now, LeaderKeyChanged(change))
+                effects += self._leadership_effects(now, LeaderKeyChanged(change))
             elif change.key == self.keys.roll_call and change.value is not None:
                 self._note_roll_call(change.value)
                 effects += self._store_next()
@@ -649,7 +649,7 @@ class EtcdSession:
         self.state = SessionState.DOWN
         self._requests.clear()  # Ignore answers to earlier requests.
         self._unsent.clear()  # The next session stores the newest status.
-        effects = self._lead(now, SessionLost())
+        effects = self._leadership_effects(now, SessionLost())
         effects += [StopWatch(one) for one in (self._views_watch, self._shared_watch) if one]
         self._views_watch = self._shared_watch = 0
         return effects + self._leave_if_resigned(now)
@@ -668,7 +668,7 @@ class EtcdSession:
     # This one deletes the keys that the job does not need any more, unless there is a leader by then,
     # because the job may have restarted. The job's own record remains until its lease ends. Late nodes can
     # read the outcome of a job that is over. A job that all nodes left on request continues if it is
-    # started again, with its full budget. If this procedure fails, the leases remove the keys.
+    # started again, with its full budget of restarts. If this procedure fails, the leases remove the keys.
 
     def _leave_if_resigned(self, now: float) -> list[SessionEffect]:
         if not self._leave_requested or not self.leadership.is_resigned:
@@ -676,7 +676,7 @@ class EtcdSession:
         self._leave_requested = False
         lease, self._lease = self._lease, 0
         effects = self._drop(now)  # Requests under way do not matter any more.
-        effects += self._witnessed(now, SubjectsChanged(()))
+        effects += self._witness_effects(now, SubjectsChanged(()))
         self.state = SessionState.LEAVING
         keys, own = self.keys, list[Op]()
         if self._key:

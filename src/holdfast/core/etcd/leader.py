@@ -154,7 +154,7 @@ class LedJob:
         """The number of the newest roll call."""
         self.own_incarnation = 0
         """The incarnation of the leader's own node, which does not respond to roll calls."""
-        self.own_is_underway = False
+        self.own_status_pending = False
         """Whether that node has a status that is not stored yet, for example that its workers exited."""
         self.is_new = False
         """Whether, as far as known, the job began with this leader."""
@@ -192,12 +192,13 @@ class LedJob:
         peers: dict[
             Peer, None
         ] = {}  # An ordered set, so that the same input gives the same output.
-        is_underway, self.own_is_underway = self.own_is_underway, True  # Until all are processed.
+        was_pending = self.own_status_pending
+        self.own_status_pending = True  # Until all reports are handled.
         for report in alive:
             info = report.status.info
             peers[info.node, info.incarnation] = None
             _merge(views, self.handle(now, report))
-        self.own_is_underway = is_underway
+        self.own_status_pending = was_pending
         nodes = (*self.job.nodes.values(), *self.job.departed.values())
         known = [(node.info.node, node.info.incarnation) for node in nodes]
         lost = tuple(NodeLost(*peer, lost_why(peer)) for peer in known if peer not in peers)
@@ -281,7 +282,7 @@ class LedJob:
 
     def _release(self, now: float) -> list[View]:
         """Decide about the failures whose hold is over."""
-        if self.own_is_underway:
+        if self.own_status_pending:
             return []
         self._hold.exempt(self.own_incarnation)
         views: dict[Peer, View] = {}
@@ -595,7 +596,7 @@ class Leadership:
         self._unreadable = UnreadableKeys(keys)
         self._own_incarnation = 0
         self._own: NodeReported | None = None  # The last stored record of this node.
-        self.own_is_underway = False
+        self.own_status_pending = False
         """Whether a status of this node is about to be stored."""
         self._cause = ""
         self._requests: dict[int, _Purpose] = {}
@@ -624,7 +625,7 @@ class Leadership:
         state = self.state
         self._cause = cause
         if self.led is not None:
-            self.led.own_is_underway = self.own_is_underway
+            self.led.own_status_pending = self.own_status_pending
         effects = self._handle(now, event) + self._unreadable.take()
         if effects or self.state is not state:
             self.story.record(now, state, event, effects, cause)
@@ -782,7 +783,7 @@ class Leadership:
             rounds=self._make,
         )
         led.own_incarnation = self._own_incarnation
-        led.own_is_underway = self.own_is_underway
+        led.own_status_pending = self.own_status_pending
         led.rounds.story.node = f"{self.story.node}/{self._run_id}"
         led.is_new = record is None or led.job is not record.job
         led.decisions = [] if self.is_observed else None

@@ -8,7 +8,7 @@
 
 The paths are those of torch's server, so its clients can use this one. A handler can do everything
 that the worker can, so the server accepts only the owner and root: the file is private, and the kernel
-reports who connects. Each call of a handler has a thread of its own.
+reports who connects. Each call of a handler runs in its own thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PAGE = b'<h1>torch.distributed.WorkerServer</h1>\n<a href="/handler/">Handler na
 
 
 class WorkerServer:
-    """Serves at `path` from now on, until `shutdown`."""
+    """Serves at `path` until `shutdown`."""
 
     def __init__(self, path: str) -> None:
         """Raise `EnvironmentProblem` if the path cannot be used."""

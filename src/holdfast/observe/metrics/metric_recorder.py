@@ -160,7 +160,7 @@ class MetricRecorder:
 
 
 HANDLERS_MAX = 16
-"""Handlers that receive the agent's metrics in one run."""
+"""How many handlers receive the agent's metrics in one run."""
 
 _unfinished: dict[int, _MetricQueue] = {}
 """Queues by handler that were not empty when a run ended: the next run continues them."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.blame import Blame, Suspect, Trace, blame
 from holdfast.lazy_dataclass import keyword_field, later_field, lazy_dataclass
 from holdfast.processes import signals
-from holdfast.processes.failures import complaints, tracebacks
+from holdfast.processes.failures import peer_blame, tracebacks
 from holdfast.processes.failures.error_file import read_error_file
 from holdfast.processes.failures.report_text import format_report
 
@@ -167,17 +167,17 @@ class ProcessFailure:
         """Return which kind of reason the failure shows."""
         if self.died_suddenly() and not self.stopped:
             aborted = self.signal_name() == "SIGABRT"
-            by_peer = aborted and complaints.aborts_about_a_peer(self.stderr_tail)
+            by_peer = aborted and peer_blame.abort_blames_peer(self.stderr_tail)
             return Trace.PEER if by_peer else Trace.KILLED
         if self.detail:
             return Trace.OWN  # The agent knows why.
         traceback = self.traceback_text()
-        said = complaints.first_exception(traceback) if traceback else self.recorded_message()
+        said = peer_blame.first_exception(traceback) if traceback else self.recorded_message()
         if said:
-            return Trace.PEER if complaints.is_about_a_peer(said) else Trace.OWN
+            return Trace.PEER if peer_blame.blames_peer(said) else Trace.OWN
         if self.stopped:
             return Trace.STOPPED
-        by_peer = self.signal_name() == "SIGPIPE" or complaints.ends_about_a_peer(self.stderr_tail)
+        by_peer = self.signal_name() == "SIGPIPE" or peer_blame.tail_blames_peer(self.stderr_tail)
         return Trace.PEER if by_peer else Trace.SILENT
 
     def failed_by_itself(self) -> bool:

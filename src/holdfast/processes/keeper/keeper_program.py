@@ -19,7 +19,7 @@ private socket pair. Both processes run the same interpreter. The requests, by t
     ``argv`` None it runs ``run_call(call)`` instead of a program; it is bound to ``cpus``, if any.
     A negative key is a helper of the agent: it exits with the keeper, and ``clear`` spares it.
 ``adopt key pid``
-    Make an orphan that the keeper has adopted a worker. The message carries two pipes: the orphan
+    Turn an orphan, which the keeper already has as a child, into a worker. The message carries two pipes: the orphan
     reports its start error through the first, and waits at the second. It begins when it reads the
     keeper's process id there.
 ``signal key signum``      Signal one worker's leader.
@@ -392,7 +392,7 @@ class Keeper:
                 send_signal(pid, signal.SIGKILL)
 
     def fork(self) -> int:
-        """Fork with all signals blocked, so that the keeper's actions do not handle a worker's signal."""
+        """Fork with all signals blocked, so that no handler of the keeper runs in a worker."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pid = -1
         try:
@@ -560,7 +560,7 @@ class Keeper:
                 send_signal(pid, self.clearing)
 
     def kill_tree(self, leader: int) -> None:
-        """SIGKILL a worker and its descendants; the leader first, so that it starts no more."""
+        """SIGKILL a worker and its descendants; the leader first, so that it starts no more processes."""
         below = descendants_of(leader)
         send_signal(leader, signal.SIGKILL)
         for pid in below:

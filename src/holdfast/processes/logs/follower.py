@@ -306,7 +306,7 @@ class PipeStream(Stream):
         with self._ring_lock:
             return self.bytes_read + (_unread(self._fd) if self._fd >= 0 else 0)
 
-    def came_ns(self, position: int) -> int:
+    def arrival_ns(self, position: int) -> int:
         """Return when a byte was read, on the monotonic clock; 0 if it was long ago. Any thread."""
         with self._ring_lock:
             return next((at for first, at in reversed(self._marks) if first <= position), 0)

@@ -1,6 +1,6 @@
 """The destinations of each worker's output and error file: their paths and descriptors.
 
-`LogsSpecs` chooses the paths of a start, `LogsDest` has them, and `WorkerStdio` opens them.
+`LogsSpecs` chooses the paths of a start, `LogsDest` holds them, and `WorkerStdio` opens them.
 
 The layout below a log directory is TorchElastic's::
 
@@ -17,7 +17,7 @@ can show its end even for a program without an error file. If the console is a t
 write to a pseudo-terminal.
 
 A `Std` chooses streams; its text form is one digit for all workers (`3`), or a list of
-`local_rank:digit` (`0:1,12:2`), with any number of digits in the rank.
+`local_rank:digit` (`0:1,12:2`), and a rank may have several digits.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class LogDirectoryTaken(UsageError, NotADirectoryError):
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            f"the log directory {path} cannot be created: a file has its path",
+            f"the log directory {path} cannot be created: a file exists at this path",
             hint="name a directory with --log-dir",
         )
         self.errno, self.strerror, self.filename = errno.ENOTDIR, os.strerror(errno.ENOTDIR), path
@@ -200,7 +200,7 @@ class DefaultLogsSpecs(LogsSpecs):
         return self._root_log_dir
 
     @property
-    def is_for_failures_alone(self) -> bool:
+    def is_kept_only_on_failure(self) -> bool:
         """Whether a job that does not fail removes its directory at the end."""
         own = self._root_log_dir is None or self._is_temporary
         return own and not self._is_shared and self.keeps_nothing
@@ -208,7 +208,7 @@ class DefaultLogsSpecs(LogsSpecs):
     @property
     def keeps_records(self) -> bool:
         """Whether the job keeps its records, however it ends."""
-        return self._root_log_dir != os.devnull and not self.is_for_failures_alone
+        return self._root_log_dir != os.devnull and not self.is_kept_only_on_failure
 
     @property
     def run_dir(self) -> str | None:
@@ -487,7 +487,7 @@ STDIN, STDOUT, STDERR = 0, 1, 2
 def is_descriptor(stream: TextIO | None, fd: int) -> bool:
     """Whether a Python stream is the process's own descriptor, so that workers can inherit it.
 
-    In a notebook or under a test runner's capture `sys.stdout` is another object. The output of
+    In a notebook or under a test runner's capture `sys.stdout` is a different object. The output of
     workers that inherit descriptor 1 would then be invisible.
     """
     try:
@@ -496,7 +496,7 @@ def is_descriptor(stream: TextIO | None, fd: int) -> bool:
         return False
 
 
-def hold_standard_places() -> None:
+def reserve_standard_descriptors() -> None:
     """Open descriptors 0, 1 and 2 if they are closed.
 
     Otherwise a pipe of this process could get such a number, and replace a worker's stream.
@@ -525,7 +525,7 @@ class WorkerStdio:
         stderr_filters: Sequence[str] = (),
         capture_stderr: bool = True,
     ) -> None:
-        hold_standard_places()
+        reserve_standard_descriptors()
         self._dest = dest
         self._prefixes = {rank: prefix.encode() for rank, prefix in prefixes.items()}
         self._filters = {
@@ -589,11 +589,11 @@ class WorkerStdio:
         poll = select.poll()
         for fd in self._pipes.values():
             poll.register(fd, select.POLLIN)
-        # If an empty stream ends, the kernel reports another event than POLLIN.
+        # For a stream that ends without data the kernel reports POLLHUP, but not POLLIN.
         return any(events & select.POLLIN for _, events in poll.poll(0))
 
     def finish(self) -> None:
-        """Pass on the rest of the output; call it when the workers have exited.
+        """Forward the rest of the output; call it when the workers have exited.
 
         If the console blocks for too long, later calls do not wait for it.
         """
@@ -666,8 +666,8 @@ class WorkerStdio:
                 return -1, 0
         after = sum(len(line.encode()) + 1 for line in tail.split("\n")[found[0] :]) - 1
         position = max(0, captured.written() - after)
-        came_ns = captured.came_ns(position)
-        return position, time.time_ns() - time.monotonic_ns() + came_ns if came_ns else 0
+        arrival_ns = captured.arrival_ns(position)
+        return position, time.time_ns() - time.monotonic_ns() + arrival_ns if arrival_ns else 0
 
     def _open_stdin(self) -> int:
         # If it is closed, descriptor 0 may now be another file of this process.
@@ -688,7 +688,7 @@ class WorkerStdio:
         if inheritable and (which == STDOUT or not self._capture_stderr):
             console.flush()
             return os.dup(which)
-        read, write = self._open_detour(which, is_terminal=inheritable and os.isatty(which))
+        read, write = self._open_pipe(which, is_terminal=inheritable and os.isatty(which))
         self._pipes[rank, which] = read
         if hidden:  # The console does not show it, but the report needs its end.
             self._hidden.add((rank, which))
@@ -716,7 +716,7 @@ class WorkerStdio:
             filtered_to=self._filtered_sink(which) if filters else None,
         )
 
-    def _open_detour(self, which: int, *, is_terminal: bool) -> tuple[int, int]:
+    def _open_pipe(self, which: int, *, is_terminal: bool) -> tuple[int, int]:
         if not is_terminal:
             return os.pipe()
         read, write = os.openpty()

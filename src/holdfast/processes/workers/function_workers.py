@@ -1,6 +1,6 @@
 """Functions as workers: one process per local rank, each of which returns a value.
 
-`holdfast.processes.workers.function_child` is the workers' side.
+The workers run `holdfast.processes.workers.function_child`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ReturnedValue:
 
 
 class MultiprocessContext(PContext):
-    """Workers that call `entrypoint(*args[rank])`; each one's value is in the result."""
+    """Workers that call `entrypoint(*args[rank])`. The result contains the value of each."""
 
     def __init__(self, spec: GroupSpec, **resources: Any) -> None:
         if spec.start_method not in START_METHODS:

@@ -28,7 +28,7 @@ from holdfast.processes.keeper.keeper_client import (
     working_directory,
 )
 from holdfast.processes.keeper.keeper_program import descendants_of
-from holdfast.processes.logs.specs import hold_standard_places
+from holdfast.processes.logs.specs import reserve_standard_descriptors
 from holdfast.processes.poll import wait_for
 from holdfast.processes.workers.group import custom_handler_factory
 
@@ -193,7 +193,7 @@ class Zygote:
         path: list[str] | None,
     ) -> Zygote:
         """Start a zygote, and let it import."""
-        hold_standard_places()
+        reserve_standard_descriptors()
         ours, its = socket.socketpair()
         zygote = cls(keeper, ours)
         null = os.open(os.devnull, os.O_RDONLY)

@@ -114,7 +114,7 @@ class Forwarder:
         self._thread.join()
         _running.discard(self)
         for end in tuple(self._ends.values()):
-            self._end(end.forward)
+            self._close(end.forward)
         self._epoll.close()
         self._listener.close()
         os.close(self._wake)
@@ -130,13 +130,15 @@ class Forwarder:
 
     def _run(self) -> None:
         try:
-            self._forward()
+            self._serve()
         except BaseException as error:  # noqa: BLE001 (the thread must not fail silently)
-            console.error(f"workers here cannot reach their store: {console.describe(error)}")
+            console.error(
+                f"workers on this node cannot reach their store: {console.describe(error)}"
+            )
             if self._on_failure is not None:
                 self._on_failure(console.describe(error))
 
-    def _forward(self) -> None:
+    def _serve(self) -> None:
         try:
             self._addresses = self._connector.resolve(RESOLVE_S)
         except OSError as error:
@@ -161,7 +163,7 @@ class Forwarder:
         """Close connections that the store did not accept in time."""
         while self._unproven and now - next(iter(self._unproven)).begun >= PROVE_S:
             self._warn(f"no response within {PROVE_S:g} s")
-            self._end(next(iter(self._unproven)))
+            self._close(next(iter(self._unproven)))
 
     def _accept(self) -> None:
         try:
@@ -221,7 +223,7 @@ class Forwarder:
                 self._fail(problem_text(error))
             elif isinstance(error, WireError):
                 self._warn(str(error))
-            self._end(forward)
+            self._close(forward)
             return
         self._update(forward)
 
@@ -251,7 +253,7 @@ class Forwarder:
         """Watch both sides for their next events; close both once one is done and everything is sent."""
         for one, other in ((forward.worker, forward.store), (forward.store, forward.worker)):
             if one.is_done and not other.pending:
-                self._end(forward)
+                self._close(forward)
                 return
         for end in (forward.worker, forward.store):
             self._watch(end)
@@ -271,7 +273,7 @@ class Forwarder:
         change(end.socket.fileno(), events)
         end.events = events
 
-    def _end(self, forward: _Forward) -> None:
+    def _close(self, forward: _Forward) -> None:
         self._unproven.pop(forward, None)
         for end in (forward.worker, forward.store):
             if self._ends.pop(end.socket.fileno(), None) is None:
@@ -292,7 +294,7 @@ class Forwarder:
     def _warn(self, problem: str) -> None:
         self._warnings += 1
         if self._warnings <= WARNINGS_MAX and not self._closed.is_set():
-            console.warning(f"workers here cannot reach {self._connector.store}: {problem}")
+            console.warning(f"workers on this node cannot reach {self._connector.store}: {problem}")
 
 
 def _after_fork() -> None:

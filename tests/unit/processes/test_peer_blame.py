@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.processes.failures import complaints
+from holdfast.processes.failures import peer_blame
 
 CHAIN = """Traceback (most recent call last):
   File "train.py", line 3, in <module>
@@ -33,7 +33,7 @@ Traceback (most recent call last):
     ],
 )
 def test_peer_exceptions_are_recognized(line: str) -> None:
-    assert complaints.is_about_a_peer(line)
+    assert peer_blame.blames_peer(line)
 
 
 @pytest.mark.parametrize(
@@ -48,21 +48,21 @@ def test_peer_exceptions_are_recognized(line: str) -> None:
         "",
     ],
 )
-def test_other_exceptions_are_not_about_a_peer(line: str) -> None:
-    assert not complaints.is_about_a_peer(line)
+def test_other_exceptions_do_not_blame_a_peer(line: str) -> None:
+    assert not peer_blame.blames_peer(line)
 
 
 def test_first_exception_of_a_chain_decides_whom_it_blames() -> None:
     own = CHAIN.format(first="ValueError: shape", last="BrokenPipeError: [Errno 32] Broken pipe")
-    assert complaints.first_exception(own) == "ValueError: shape"
+    assert peer_blame.first_exception(own) == "ValueError: shape"
     peer = CHAIN.format(first="ConnectionResetError: reset", last="RuntimeError: step 7 failed")
-    assert complaints.first_exception(peer) == "ConnectionResetError: reset"
+    assert peer_blame.first_exception(peer) == "ConnectionResetError: reset"
 
 
-def test_watchdog_abort_is_about_a_peer() -> None:
+def test_watchdog_abort_blames_a_peer() -> None:
     output = (
         "terminate called after throwing an instance of 'c10::DistBackendError'\n"
         "  what():  [PG 0] Process group watchdog thread terminated with exception: timeout\n"
     )
-    assert complaints.aborts_about_a_peer(output)
-    assert not complaints.aborts_about_a_peer("double free or corruption (out)\n")
+    assert peer_blame.abort_blames_peer(output)
+    assert not peer_blame.abort_blames_peer("double free or corruption (out)\n")

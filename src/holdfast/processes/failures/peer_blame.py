@@ -12,7 +12,7 @@ import re
 from holdfast.processes.failures import tracebacks
 
 # Exceptions that always blame a peer, by their last name.
-_OF_PEERS = frozenset(
+_ALWAYS_BLAME_PEER = frozenset(
     {
         "BrokenPipeError", "ConnectionAbortedError", "ConnectionError", "ConnectionRefusedError",
         "ConnectionResetError", "DistNetworkError", "DistStoreError", "EOFError",
@@ -20,7 +20,7 @@ _OF_PEERS = frozenset(
     }
 )  # fmt: skip
 # Exceptions whose text may blame a peer; the text of any other is ignored.
-_OF_ANYTHING = frozenset(
+_MAY_BLAME_PEER = frozenset(
     {
         "DistBackendError", "DistError", "Exception", "OSError", "IOError", "RuntimeError", "error",
         "SystemError", "StoreError",
@@ -36,7 +36,7 @@ _WORDS = r"""
     | not\s+connected | no\s+route\s+to\s+host | network\s+is\s+unreachable
     | nccl(?:Remote|System)Error | watchdog | heartbeat\s+monitor
     """
-_CAUGHT_BY_NOBODY = re.compile(r"terminate called after throwing|libc\+\+abi: terminating")
+_UNCAUGHT = re.compile(r"terminate called after throwing|libc\+\+abi: terminating")
 # How many lines at the end of stderr count if there is no traceback.
 LINES_MAX = 12
 
@@ -46,26 +46,26 @@ def first_exception(traceback: str) -> str:
     return tracebacks.exception_line(tracebacks.first_of_chain(traceback))
 
 
-def is_about_a_peer(exception: str) -> bool:
+def blames_peer(exception: str) -> bool:
     """Whether the line of an exception, `type: text`, blames a peer."""
     name, _, text = exception.partition(":")
     last = name.strip().rpartition(".")[2]
-    return last in _OF_PEERS or (last in _OF_ANYTHING and _speaks_of_a_peer(text))
+    return last in _ALWAYS_BLAME_PEER or (last in _MAY_BLAME_PEER and _text_blames_peer(text))
 
 
-def ends_about_a_peer(stderr: str) -> bool:
+def tail_blames_peer(stderr: str) -> bool:
     """Whether the last lines of a program without a traceback blame a peer."""
     tail = "\n".join(tracebacks.readable_lines(stderr)[-LINES_MAX:])
-    return _speaks_of_a_peer(tail)
+    return _text_blames_peer(tail)
 
 
-def aborts_about_a_peer(stderr: str) -> bool:
+def abort_blames_peer(stderr: str) -> bool:
     """Whether the last lines of a program that aborted blame a peer, as PyTorch's watchdogs do."""
     text = "\n".join(tracebacks.readable_lines(stderr))
-    found = _CAUGHT_BY_NOBODY.search(text)
-    return found is not None and _speaks_of_a_peer(text[found.start() :])
+    found = _UNCAUGHT.search(text)
+    return found is not None and _text_blames_peer(text[found.start() :])
 
 
-def _speaks_of_a_peer(text: str) -> bool:
+def _text_blames_peer(text: str) -> bool:
     # Compiled on first use: most jobs never need it.
     return re.search(_WORDS, text, re.IGNORECASE | re.VERBOSE) is not None
