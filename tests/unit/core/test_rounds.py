@@ -20,11 +20,9 @@ from holdfast.core.phases import NodeRole, RefusalReason
 from holdfast.core.protocol import Request, Status, View
 from holdfast.core.ranks import RankOrder
 from holdfast.core.rounds import (
-    BLAME_S,
     HISTORY_LINES_MAX,
     RECOVER_S_MAX,
     RECOVER_S_MIN,
-    REPORT_S,
     Job,
     JobPhase,
     NodeLost,
@@ -153,20 +151,6 @@ def test_plausible_numbers_from_another_coordinator_are_accepted(lead: dict[str,
     assert all(numbers(rounds.job)[name] >= number for name, number in lead.items())
 
 
-def test_each_wait_has_its_delay() -> None:
-    rounds = Rounds(Job(run_id=RUN))
-    nodes = [a_node(name, a_job_of(2, 3, settle_s=0.75), i) for i, name in enumerate("ab", start=1)]
-    for node in nodes:
-        rounds.handle(0.0, node.status())
-    assert delay_s(rounds) == 0.75
-    apply(nodes, rounds.handle(0.0, WaitEnded(rounds.job.wait_seq)))
-    rounds.handle(0.0, nodes[0].fail(retryable=False))
-    assert delay_s(rounds) == REPORT_S
-    nodes[0].report = b"Traceback"
-    rounds.handle(0.0, nodes[0].status())
-    assert delay_s(rounds) == BLAME_S
-
-
 @pytest.mark.parametrize(
     ("away_s", "expected_s"), [(0.0, RECOVER_S_MIN), (1.0, 2.0), (60.0, RECOVER_S_MAX)]
 )
@@ -237,20 +221,6 @@ def test_the_master_address_is_one_that_all_members_can_reach(
     assert {(view.master_addr, view.master_port) for view in views} == {(expected, 101)}
     views = rounds.handle(0.0, node.fail())
     assert {view.master_port for view in views} == {201}, "each generation has another port"
-
-
-def test_a_node_becomes_a_standby_if_the_larger_round_does_not_form() -> None:
-    rounds = Rounds(Job(run_id=RUN))
-    settings = a_job_of(1, 3, spares=1)
-    a, b, c = (a_node(name, settings, i) for i, name in enumerate("abc", start=1))
-    rounds.handle(0.0, a.status())
-    rounds.handle(0.0, WaitEnded(rounds.job.wait_seq))
-    rounds.handle(0.0, b.status())
-    (waiting,) = rounds.handle(0.0, c.status())
-    rounds.handle(0.0, NodeLost("b", 2, "gone"))
-    (later,) = rounds.handle(0.0, WaitEnded(rounds.job.wait_seq))
-    assert [waiting.role, later.role] == [NodeRole.WAITING, NodeRole.STANDBY]
-    assert (later.node, later.revision > waiting.revision) == ("c", True)
 
 
 @pytest.mark.parametrize(

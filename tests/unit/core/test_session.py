@@ -21,7 +21,6 @@ from holdfast.core.session import (
     RETRY_MAX_S,
     Connect,
     Connected,
-    DeliverView,
     Disconnect,
     Disconnected,
     GiveUp,
@@ -99,31 +98,6 @@ def test_retry_delays_grow_to_a_limit_and_are_randomized(draw: float) -> None:
     assert RETRY_MAX_S + CONNECT_S < RECOVER_S_MAX, (
         "otherwise nodes reconnect too late for a new coordinator"
     )
-
-
-@untimed
-@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 2)), max_size=30))
-def test_only_newer_views_are_delivered(received: list[tuple[int, int, int]]) -> None:
-    machine, newest = up(a_session()), (0, 0)
-    for term, revision, incarnation in received:
-        view = a_view(NodeRole.WAITING, revision, term=term, incarnation=incarnation)
-        is_newer = incarnation == 1 and (term, revision) > newest
-        assert machine.handle(0.0, view) == ([DeliverView(view)] if is_newer else [])
-        newest = (term, revision) if is_newer else newest
-    assert machine.status.term == newest[0]
-
-
-@pytest.mark.parametrize(
-    ("role", "limit_s"), [(None, 20.0), (NodeRole.CLOSED, 5.0), (NodeRole.MEMBER, 10.0)]
-)
-def test_session_gives_up_once_at_the_limit(role: NodeRole | None, limit_s: float) -> None:
-    machine = up(a_session(away_s=10.0, first_contact_s=20.0))
-    if role is not None:  # A connection without a message does not count as contact.
-        machine.handle(0.0, a_view(role, 1))
-    machine.handle(0.0, Disconnected("reset"))
-    happened = run(machine, 60.0)
-    (at,) = times_of(happened, GiveUp)
-    assert at == pytest.approx(limit_s, abs=0.01)
 
 
 def test_refused_connections_are_retried_with_growing_delays_and_count_as_away() -> None:

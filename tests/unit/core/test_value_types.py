@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import copy
-import enum
 import pickle
-from enum import Enum
 from typing import Any
 
 import pytest
 
 from holdfast.core.machine import brief
+from holdfast.core.phases import NodePhase
 from holdfast.core.values import Value
 
 
@@ -43,6 +42,7 @@ def test_positional_and_keyword_arguments_give_equal_values(
     assert hash(made) == hash(Exited(7, 1))
     assert repr(made) == "Exited(pid=7, code=1, detail='', when=None)"
     assert brief(made) == "Exited(pid=7, code=1)"
+    assert brief(NodePhase.READY) == "ready"
     for same in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
         assert same == made
 
@@ -65,37 +65,3 @@ def test_a_call_with_wrong_arguments_raises(args: tuple[Any, ...], kwargs: dict[
 def test_values_differ_by_any_field_and_by_type() -> None:
     values = [Exited(7, 1), Exited(8, 1), Exited(7, 2), Exited(7, 1, "x"), Ended(7, 1), (7, 1)]
     assert len(set(values)) == len(values)
-
-
-class Phase(Enum):
-    FIRST = "first"
-    LAST = "last"
-
-    @property
-    def is_over(self) -> bool:
-        return self is Phase.LAST
-
-
-class Real(enum.Enum):
-    FIRST = "first"
-    LAST = "last"
-
-
-@pytest.mark.parametrize("kind", [Phase, Real])
-def test_enum_behaves_like_the_standard_librarys(kind: Any) -> None:
-    assert [(one.name, one.value) for one in kind] == [("FIRST", "first"), ("LAST", "last")]
-    assert len(kind) == 2
-    assert kind("last") is kind.LAST is not kind.FIRST
-    with pytest.raises(ValueError, match=f"'none' is not a valid {kind.__name__}"):
-        kind("none")
-    first = kind.FIRST
-    for same in (copy.copy(first), copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
-        assert same is first
-    assert str(kind.FIRST) == f"{kind.__name__}.FIRST"
-    assert repr(kind.FIRST) == f"<{kind.__name__}.FIRST: 'first'>"
-    assert brief(kind.FIRST) == "first"
-    assert {kind.FIRST: 1}[kind("first")] == 1
-
-
-def test_an_enum_may_have_methods() -> None:
-    assert [phase.is_over for phase in Phase] == [False, True]
