@@ -73,18 +73,10 @@ def won(backend: RendezvousBackend, state: bytes, token: object = None) -> Any:
     return answer[1]
 
 
-def test_state_is_initially_missing(backend: RendezvousBackend) -> None:
-    assert backend.get_state() is None
-
-
-def test_state_is_read_as_written(backend: RendezvousBackend) -> None:
-    token = won(backend, b"\x00 any bytes \xff\n")
-    assert backend.get_state() == (b"\x00 any bytes \xff\n", token)
-
-
-def test_empty_state_is_a_state(backend: RendezvousBackend) -> None:
-    token = won(backend, b"")
-    assert backend.get_state() == (b"", token)
+@pytest.mark.parametrize("state", [b"", b"\x00 any bytes \xff\n", bytes(range(256)) * 4_000])
+def test_state_is_read_as_written(backend: RendezvousBackend, state: bytes) -> None:
+    token = won(backend, state)
+    assert backend.get_state() == (state, token)
 
 
 def test_other_nodes_read_the_state(another: Callable[[], RendezvousBackend]) -> None:
@@ -93,13 +85,6 @@ def test_other_nodes_read_the_state(another: Callable[[], RendezvousBackend]) ->
     assert other.get_state() == (b"one", token)
     newer = won(other, b"two", token)
     assert one.get_state() == (b"two", newer)
-
-
-def test_backend_opened_later_reads_the_stored_state(
-    another: Callable[[], RendezvousBackend],
-) -> None:
-    token = won(another(), b"one")
-    assert another().get_state() == (b"one", token)
 
 
 def test_only_the_first_write_needs_no_token(backend: RendezvousBackend) -> None:
@@ -139,12 +124,6 @@ def test_one_of_two_equal_writes_wins(
 def test_same_state_may_be_written_again(backend: RendezvousBackend) -> None:
     token = won(backend, b"same")
     won(backend, b"same", token)
-
-
-def test_large_state_is_stored(backend: RendezvousBackend) -> None:
-    state = bytes(range(256)) * 4_000
-    token = won(backend, state)
-    assert backend.get_state() == (state, token)
 
 
 def test_concurrent_threads_lose_no_write(another: Callable[[], RendezvousBackend]) -> None:

@@ -79,3 +79,7 @@ def test_prefix_stores_do_not_share_keys() -> None:
     assert part.num_keys() == 3  # The keys of the whole store, as in torch.
     PrefixStore("outer", PrefixStore("inner", store)).set("key", "1")
     assert store.get("inner/outer/key") == b"1"
+    part.clone().queue_push("queue", "1")
+    assert (part.queue_len("queue"), store.queue_len("part/queue")) == (1, 1)
+    assert (other.queue_len("queue"), store.queue_len("queue")) == (0, 0)
+    assert part.queue_pop("queue") == b"1"
