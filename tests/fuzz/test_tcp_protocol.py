@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from wire_strategies import cut, cuts
 
 from holdfast.store.key_space import KeySpace, RequestRejected
 from holdfast.store.tcp.store_server import WOKEN, respond
@@ -83,17 +84,6 @@ greetings = st.one_of(st.just(HELLO), st.just(HELLO), st.just(HELLO), st.binary(
 streams = st.tuples(
     greetings, st.lists(st.one_of(requests, requests, requests, wrong), max_size=8).map(b"".join)
 ).map(b"".join)
-cuts = st.lists(st.integers(1, 30), min_size=1, max_size=5)
-
-
-def cut(stream: bytes, sizes: list[int]) -> list[bytes]:
-    """Split a stream into reads of these sizes, repeatedly."""
-    reads, at, turn = [], 0, 0
-    while at < len(stream):
-        size = sizes[turn % len(sizes)]
-        reads.append(stream[at : at + size])
-        at, turn = at + size, turn + 1
-    return reads
 
 
 Parsed = list[tuple[int, list[Any]]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
-from wire_strategies import anything, messages, structs
+from wire_strategies import anything, cut, cuts, messages, structs
 
 from holdfast.core.protocol import Request
 from holdfast.wire.frames import HEADER_BYTES, TAG_BYTES, FrameReader, Seal, encode_frame
@@ -83,25 +83,12 @@ pieces = st.one_of(
 streams = st.lists(pieces, max_size=8).map(b"".join)
 
 
-def cut(stream: bytes, sizes: list[int]) -> list[bytes]:
-    """Split a stream into reads of these sizes, repeatedly."""
-    reads, at, turn = [], 0, 0
-    while at < len(stream):
-        size = sizes[turn % len(sizes)]
-        reads.append(stream[at : at + size])
-        at, turn = at + size, turn + 1
-    return reads
-
-
 def outcome(call: Callable[..., T], *args: Any) -> T | WireError:
     """Return the result of a call, or its `WireError`."""
     try:
         return call(*args)
     except WireError as error:
         return error
-
-
-cuts = st.lists(st.integers(1, 30), min_size=1, max_size=5)
 
 
 def read_all(reads: list[bytes], limit: int) -> tuple[list[bytes], type[Exception] | None]:

@@ -1,4 +1,4 @@
-"""Arbitrary messages, generated from their types.
+"""Arbitrary messages, generated from their types, and arbitrary reads of a stream.
 
 `msgspec.inspect` describes every struct, so new messages and fields are included automatically. Names and messages for
 users are printable; the types do not say so.
@@ -129,3 +129,15 @@ anything = st.recursive(
     max_leaves=8,
 )
 """Any value that msgpack can encode."""
+
+cuts = st.lists(st.integers(1, 30), min_size=1, max_size=5)
+
+
+def cut(stream: bytes, sizes: list[int]) -> list[bytes]:
+    """Split a stream into reads of these sizes, repeatedly."""
+    reads, at, turn = [], 0, 0
+    while at < len(stream):
+        size = sizes[turn % len(sizes)]
+        reads.append(stream[at : at + size])
+        at, turn = at + size, turn + 1
+    return reads

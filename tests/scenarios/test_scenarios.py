@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 import pytest
 from cluster_members import ClusterPlayer
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from transcripts import Player
 
 HERE = Path(__file__).parent
+PlayerT = TypeVar("PlayerT", bound="Player")
 
 PLAYERS: dict[str, type[Player]] = {
     "supervision": SupervisionPlayer,
@@ -91,24 +92,34 @@ def test_every_rule_of_a_machine_has_a_transcript(
     assert {number for number in numbers if number.isdigit()} == set(rules)
 
 
-def test_transcripts_use_every_handler_of_supervision() -> None:
-    player = SupervisionPlayer()
-    for path in transcripts("supervision"):
-        Transcript(path.read_text()).replayed(player)
-    assert set(supervision.Supervision._handlers) - player.handled == set()
+def played(player: PlayerT, *folders: str) -> PlayerT:
+    """Return a player that has played all transcripts of these folders."""
+    for folder in folders:
+        for path in transcripts(folder):
+            Transcript(path.read_text()).replayed(player)
+    return player
 
 
-def test_transcripts_use_every_handler_of_coordinated_supervision() -> None:
-    player = CoordinatedPlayer()
-    for path in transcripts("coordinated_supervision"):
-        Transcript(path.read_text()).replayed(player)
-    assert set(supervision.CoordinatedSupervision._handlers) - player.handled == set()
+def test_transcripts_use_every_handler_of_both_supervisions() -> None:
+    own = played(SupervisionPlayer(), "supervision").handled
+    assert set(supervision.Supervision._handlers) - own == set()
+    coordinated = played(CoordinatedPlayer(), "coordinated_supervision").handled
+    assert set(supervision.CoordinatedSupervision._handlers) - coordinated == set()
+
+
+def test_transcripts_of_etcd_and_clusters_cover_every_state_event_and_effect() -> None:
+    nodes = played(EtcdPlayer(), "etcd_session", "etcd_election", "etcd_leader", "etcd_witness")
+    assert nodes.states == {*SessionState}
+    assert nodes.events == {*get_args(SessionEvent)}
+    assert nodes.effects == {*get_args(SessionEffect)}
+    machines = played(ClusterPlayer(), "etcd_cluster")
+    assert machines.states == {*MemberState}
+    assert machines.events == {*get_args(MemberEvent)}
+    assert machines.effects == {*get_args(MemberEffect)}
 
 
 def test_transcripts_cover_exactly_the_transitions_of_a_job() -> None:
-    player = RoundsPlayer()
-    for path in transcripts("rounds"):
-        Transcript(path.read_text()).replayed(player)
+    player = played(RoundsPlayer(), "rounds")
     assert player.roles == set(NodeRole)
     moves = {(before, after) for before, after in player.passed if before is not after}
     assert moves == {
@@ -123,17 +134,13 @@ def test_transcripts_cover_exactly_the_transitions_of_a_job() -> None:
 
 
 def test_transcripts_cover_every_effect_and_connection_state_of_session() -> None:
-    player = SessionPlayer()
-    for path in transcripts("session"):
-        Transcript(path.read_text()).replayed(player)
+    player = played(SessionPlayer(), "session")
     assert player.effects == set(get_args(session.SessionEffect))
     assert {before for before, _ in player.links} == set(session.ConnectionState)
 
 
 def test_transcripts_cover_exactly_the_transitions_of_a_stop() -> None:
-    player = StoppingPlayer()
-    for path in transcripts("stopping"):
-        Transcript(path.read_text()).replayed(player)
+    player = played(StoppingPlayer(), "stopping")
     moves = {(before, after) for before, after in player.passed if before is not after}
     assert moves == {
         (StopPhase.SIGNALLED, StopPhase.LEFTOVERS),
@@ -174,22 +181,3 @@ def test_a_wrong_transcript_is_detected_and_rewritten() -> None:
     )
     assert Transcript(text).replayed(SupervisionPlayer()) == expected
     assert Transcript(expected).replayed(SupervisionPlayer()) == expected
-
-
-def test_transcripts_on_etcd_cover_every_state_event_and_effect() -> None:
-    player = EtcdPlayer()
-    for folder in ("etcd_session", "etcd_election", "etcd_leader", "etcd_witness"):
-        for path in transcripts(folder):
-            Transcript(path.read_text()).replayed(player)
-    assert player.states == {*SessionState}
-    assert player.events == {*get_args(SessionEvent)}
-    assert player.effects == {*get_args(SessionEffect)}
-
-
-def test_transcripts_of_clusters_cover_every_state_event_and_effect() -> None:
-    player = ClusterPlayer()
-    for path in transcripts("etcd_cluster"):
-        Transcript(path.read_text()).replayed(player)
-    assert player.states == {*MemberState}
-    assert player.events == {*get_args(MemberEvent)}
-    assert player.effects == {*get_args(MemberEffect)}
