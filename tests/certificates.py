@@ -7,13 +7,14 @@ days.
 from __future__ import annotations
 
 import ipaddress
+import ssl
 import subprocess
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 DAYS = "2"
 NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
@@ -76,3 +77,26 @@ def run_openssl(*words: str) -> None:
     """Run the command; an error of it fails the test."""
     done = subprocess.run(["openssl", *words], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, f"openssl {' '.join(words)}: {done.stderr}"
+
+
+class Link:
+    """Two ends of TLS in one process."""
+
+    def __init__(self, server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.server = server.wrap_bio(to_server, to_client, server_side=True)
+        self.client = client.wrap_bio(to_client, to_server, server_hostname=name)
+
+    def do_handshake(self) -> None:
+        """Run the handshake on both ends; raise the error of the first end that fails."""
+        waiting: list[Callable[[], object]] = [self.client.do_handshake, self.server.do_handshake]
+        for _ in range(20):
+            for step in list(waiting):
+                try:
+                    step()
+                    waiting.remove(step)
+                except ssl.SSLWantReadError:
+                    continue
+            if not waiting:
+                return
+        raise AssertionError("the handshake did not end")

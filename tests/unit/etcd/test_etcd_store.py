@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def client_of(etcd: Etcd) -> EtcdClient:
-    return EtcdClient(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),)))
-
-
 def test_more_keys_than_one_transaction_allows_are_set_and_read(store: EtcdStore) -> None:
     keys = [f"key {number}" for number in range(300)]
     store.multi_set(keys, keys)
@@ -56,7 +52,7 @@ def test_too_large_value_is_refused_by_the_etcd_store(etcd: Etcd, store: EtcdSto
 
 
 def test_callers_client_is_not_closed(etcd: Etcd, tmp_path: Path) -> None:
-    with client_of(etcd) as client:
+    with SeenClient(etcd) as client:
         with EtcdStore(client, str(tmp_path)) as store:
             store.set("key", "1")
         assert store.get("key") == b"1"
@@ -121,50 +117,6 @@ def test_values_of_a_queue_sort_in_order_of_arrival() -> None:
     assert sorted(entries) == entries
 
 
-class DisturbedClient(EtcdClient):
-    """A client that always loses the race: another client adds 10 just before it changes a key."""
-
-    def __init__(self, etcd: Etcd) -> None:
-        super().__init__(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),)))
-        self.disturbances = 0
-        self.transactions = 0
-        self.place = b""
-        self._etcd = etcd
-
-    def call(self, request: Request, limit_s: float | None = None) -> Any:
-        if isinstance(request, Txn):
-            self.transactions += 1
-            if request.compare and self.disturbances:
-                self.disturbances -= 1
-                now = int(self._etcd.get(self.place) or b"0")
-                self._etcd.put(self.place, b"%d" % (now + 10))
-        return super().call(request, limit_s)
-
-
-@pytest.fixture
-def disturbed(tmp_path: Path) -> Iterator[DisturbedClient]:
-    with running_etcd(tmp_path) as etcd, DisturbedClient(etcd) as made:
-        made.place = b"/some/\x1fkcount\x1fv"
-        yield made
-
-
-def test_conflicting_change_is_retried_on_the_new_value(disturbed: DisturbedClient) -> None:
-    store = EtcdStore(disturbed, "/some")
-    disturbed.disturbances = 3
-    assert store.add("count", 1) == 31
-    assert store.get("count") == b"31"
-
-
-def test_change_that_becomes_impossible_is_abandoned(
-    disturbed: DisturbedClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_transactions, "ATTEMPTS_MAX", 4)
-    disturbed.disturbances = 100
-    with pytest.raises(DistStoreError, match=r"could not change .*count.* in 4 attempts"):
-        EtcdStore(disturbed, "/some").add("count", 1)
-    assert disturbed.disturbances == 96
-
-
 @pytest.mark.parametrize(
     ("problem", "kind"),
     [
@@ -210,6 +162,35 @@ def client(etcd: Etcd) -> Iterator[SeenClient]:
 @pytest.fixture
 def store(client: SeenClient, tmp_path: Path) -> EtcdStore:
     return EtcdStore(client, str(tmp_path))
+
+
+def disturb(etcd: Etcd, client: SeenClient, store: EtcdStore, last: int) -> None:
+    """Let the client lose the race: another one adds 10 to the counter just before each transaction up to this one."""
+    place = store.prefix.encode() + b"\x1fkcount\x1fv"
+
+    def add_ten(number: int) -> None:
+        if number <= last:
+            etcd.put(place, b"%d" % (int(etcd.get(place) or b"0") + 10))
+
+    client.before_transaction = add_ten
+
+
+def test_conflicting_change_is_retried_on_the_new_value(
+    etcd: Etcd, client: SeenClient, store: EtcdStore
+) -> None:
+    disturb(etcd, client, store, 3)
+    assert store.add("count", 1) == 31
+    assert store.get("count") == b"31"
+
+
+def test_change_that_becomes_impossible_is_abandoned(
+    etcd: Etcd, client: SeenClient, store: EtcdStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_transactions, "ATTEMPTS_MAX", 4)
+    disturb(etcd, client, store, 100)
+    with pytest.raises(DistStoreError, match=r"could not change .*count.* in 4 attempts"):
+        store.add("count", 1)
+    assert client.transactions == 4
 
 
 def watchers(etcd: Etcd) -> int:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from certificates import Pair, make_ca, make_certificate, run_openssl
+from certificates import Link, Pair, make_ca, make_certificate, run_openssl
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.net.tls import TlsFiles, TlsToken, client_context, explain_failure, server_context
 from holdfast.wire.handshake import job_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -30,29 +29,6 @@ def server(ca: Pair) -> Pair:
 @pytest.fixture(scope="module")
 def other_ca(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_ca(tmp_path_factory.mktemp("other"), "other-ca")
-
-
-class Link:
-    """Two ends of TLS in one process."""
-
-    def __init__(self, server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
-        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.server = server.wrap_bio(to_server, to_client, server_side=True)
-        self.client = client.wrap_bio(to_client, to_server, server_hostname=name)
-
-    def do_handshake(self) -> None:
-        """Run the handshake on both ends; raise the error of the first end that fails."""
-        waiting: list[Callable[[], object]] = [self.client.do_handshake, self.server.do_handshake]
-        for _ in range(20):
-            for step in list(waiting):
-                try:
-                    step()
-                    waiting.remove(step)
-                except ssl.SSLWantReadError:
-                    continue
-            if not waiting:
-                return
-        raise AssertionError("the handshake did not end")
 
 
 def link(

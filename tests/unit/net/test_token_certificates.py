@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from certificates import Link
 from holdfast.net.token_certificates import Certificate, make_certificate
 
 if TYPE_CHECKING:
@@ -36,36 +37,14 @@ def context(folder: Path, made: Certificate, *, server: bool) -> ssl.SSLContext:
     return found
 
 
-def complete_handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:
-    """Perform a handshake without a network; raise the error of either side."""
-    pipes = [(ssl.MemoryBIO(), ssl.MemoryBIO()) for _ in range(2)]
-    (in_s, out_s), (in_c, out_c) = pipes
-    sides = [
-        (client.wrap_bio(in_c, out_c, server_hostname=host), out_c, in_s),
-        (server.wrap_bio(in_s, out_s, server_side=True), out_s, in_c),
-    ]
-    done: set[int] = set()
-    for _ in range(10):
-        for number, (side, out, to) in enumerate(sides):
-            try:
-                side.do_handshake()
-                done.add(number)
-            except ssl.SSLWantReadError:
-                pass
-            to.write(out.read())
-        if len(done) == 2:
-            return
-    raise AssertionError("no end of the handshake")
-
-
 @pytest.mark.parametrize("host", ["node0", "10.0.0.1", "fd00::1"])
 def test_certificates_of_one_token_trust_each_other(tmp_path: Path, host: str) -> None:
     server = make_certificate(TOKEN, ["node0", "10.0.0.1", "fd00::1"])
-    complete_handshake(
+    Link(
         context(tmp_path, server, server=True),
         context(tmp_path, make_certificate(TOKEN), server=False),
         host,
-    )
+    ).do_handshake()
 
 
 @pytest.mark.parametrize(
@@ -78,7 +57,7 @@ def test_certificates_of_other_tokens_or_hosts_are_refused(
     server = context(tmp_path, make_certificate(server_token, ["node0"]), server=True)
     client = context(tmp_path, make_certificate(client_token), server=False)
     with pytest.raises(ssl.SSLCertVerificationError):
-        complete_handshake(server, client, host)
+        Link(server, client, host).do_handshake()
 
 
 def test_server_refuses_a_client_with_another_token_that_verifies_nothing(tmp_path: Path) -> None:
@@ -87,7 +66,7 @@ def test_server_refuses_a_client_with_another_token_that_verifies_nothing(tmp_pa
     client.verify_mode = ssl.CERT_NONE
     server = context(tmp_path, make_certificate(TOKEN, ["node0"]), server=True)
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
-        complete_handshake(server, client, "node0")
+        Link(server, client, "node0").do_handshake()
 
 
 def test_openssl_accepts_the_certificates(tmp_path: Path) -> None:
