@@ -85,16 +85,6 @@ async def test_node_receives_its_view_and_acknowledgements() -> None:
         assert [run_id for run_id, _ in served.changes] == ["job"]
 
 
-@in_loop
-async def test_node_is_lost_with_its_connection() -> None:
-    async with serving() as served:
-        first, second, _ = await two_nodes(served)
-        second.connection.abort()
-        view = await first.next()
-        assert view.size == 1
-        assert "b was lost" in view.why
-
-
 def failed(view: View) -> Status:
     fields: dict[str, Any] = {
         name: getattr(view, name)

@@ -34,21 +34,6 @@ sys.stdin.read()
 """
 
 
-def test_threads_take_turns(tmp_path: Path) -> None:
-    inside = []
-    most = []
-
-    def enter(number: int) -> None:
-        with locked(str(tmp_path / "lock")):
-            inside.append(number)
-            most.append(len(inside))
-            inside.remove(number)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(enter, range(40)))
-    assert most == [1] * 40
-
-
 def test_wait_for_a_lock_of_another_thread_times_out(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     with locked(path), ThreadPoolExecutor(1) as pool:
