@@ -273,7 +273,7 @@ async def connect(args: argparse.Namespace) -> JobClient:
 
 
 def print_problem(line: str) -> None:
-    """Print which agents the command waits for, or omits."""
+    """Print what the output lacks, such as agents that the command waits for or omits."""
     print(f"holdfast: {line}", file=sys.stderr, flush=True)
 
 
@@ -289,6 +289,10 @@ async def _ps(args: argparse.Namespace) -> None:
     elif rows:
         heads = [name.upper() for name in rows[0]]
         print_text(tables.table([heads, *([*row.values()] for row in rows)]))
+    elif choice.names_endpoint:
+        print_problem("there are no jobs")
+    else:
+        print_problem("no job of yours runs on this machine")
 
 
 async def _jobs_of(choice: JobChoice) -> list[JobSummary]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 
 import pytest
 
@@ -53,6 +54,20 @@ def test_invalid_endpoint_is_rejected_with_the_name_of_its_flag(
 ) -> None:
     with pytest.raises(UsageError, match=f"^{named}: "):
         operate.execute(operate.build_parser("status").parse_args(flags))
+
+
+@pytest.mark.parametrize(("flags", "said"), [([], True), (["--json"], False)])
+def test_ps_without_jobs_says_so_unless_a_program_reads_it(
+    flags: list[str],
+    said: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)  # A socket's path must be short.
+        operate.execute(operate.build_parser("ps").parse_args(flags))
+    notice = "holdfast: no job of yours runs on this machine\n" if said else ""
+    assert capsys.readouterr() == ("", notice)
 
 
 PY_SPY = """Process 7: python train.py
