@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from holdfast.core.coordinator_machine import CoordinatorMachine
     from holdfast.core.protocol import Ack, View
 
-    Place = tuple[str, str]
+    JobNode = tuple[str, str]
     """A run id and a node."""
 
 EVENTS_KEPT_MAX = 256  # The limit of each job.
@@ -91,10 +91,10 @@ class Host(Protocol):
 class Relay:
     """A query that was relayed to a node."""
 
-    __slots__ = ("id", "operator", "place", "query")
+    __slots__ = ("id", "job_node", "operator", "query")
 
-    def __init__(self, operator: ServerConnection, query: Query, place: Place) -> None:
-        self.operator, self.query, self.place = operator, query, place
+    def __init__(self, operator: ServerConnection, query: Query, job_node: JobNode) -> None:
+        self.operator, self.query, self.job_node = operator, query, job_node
         self.id = query.id
 
 
@@ -123,8 +123,8 @@ class Operators:
         self._relays: dict[int, Relay] = {}  # By the id of the query to the node.
         self._by_operator: dict[tuple[ServerConnection, int], int] = {}
         self._relays_made = 0
-        self._attached: dict[Place, ServerConnection] = {}
-        self._awaiting: dict[Place, list[int]] = {}  # Relays whose node is not attached yet.
+        self._attached: dict[JobNode, ServerConnection] = {}
+        self._awaiting: dict[JobNode, list[int]] = {}  # Relays whose node is not attached yet.
         self._subscribers: dict[tuple[ServerConnection, int], str] = {}  # The job of each.
         self._kept: dict[str, deque[EventRecord]] = {}
         self._fresh: dict[str, list[EventRecord]] = {}
@@ -135,8 +135,8 @@ class Operators:
         ] = {}  # Each job's restarts and nodes at that time.
         # Until when and since when a job is watched, and whether its nodes report their workers.
         self._watched: dict[str, tuple[float, float, bool]] = {}
-        self._reports: dict[Place, NodeReport] = {}
-        self._outdated: set[Place] = set()
+        self._reports: dict[JobNode, NodeReport] = {}
+        self._outdated: set[JobNode] = set()
         """Nodes whose report is from before a client began to watch, or lacks their workers."""
         self._status_waits: dict[tuple[ServerConnection, int], StatusWait] = {}
 
@@ -178,26 +178,26 @@ class Operators:
         relay = self._relays.get(reply.id)
         if relay is None:
             return  # The operator has disconnected or cancelled.
-        if self._attached.get(relay.place) is not peer:
+        if self._attached.get(relay.job_node) is not peer:
             raise BadMessage("a reply to a query for another node")
         self._answer(relay, reply)
 
     def attach(self, peer: ServerConnection, attach: Attach) -> None:
         """Use this connection for queries to a node from now on."""
-        place = (attach.run_id, attach.node)
+        job_node = (attach.run_id, attach.node)
         if attach.run_id != peer.run_id or peer.read_only:
             raise BadMessage(f"an attach of {quoted(attach.node)} on the connection of another job")
         rounds = self._host.machine.jobs.get(attach.run_id)
         if rounds is None or not rounds.is_in(attach.node, attach.incarnation):
             peer.close(encode_frame(Goodbye(why="the node is not in the job")))
             return
-        older = self._attached.get(place)
+        older = self._attached.get(job_node)
         if older is not None and older is not peer:
             older.close(encode_frame(Goodbye(why="the node has a newer connection")))
-            self._detach(older, place)
-        self._attached[place] = peer
-        peer.attached = place
-        for number in self._awaiting.pop(place, ()):
+            self._detach(older, job_node)
+        self._attached[job_node] = peer
+        peer.attached = job_node
+        for number in self._awaiting.pop(job_node, ()):
             relay = self._relays.get(number)
             if relay is not None:
                 self._send_query(peer, number, relay.query)
@@ -292,7 +292,7 @@ class Operators:
         workers = workers or (with_workers and now < until)
         if workers and (now - since >= WATCH_S or not with_workers):
             # Until now, the nodes reported only with their events, or not at all.
-            self._outdated.update(place for place in self._reports if place[0] == run_id)
+            self._outdated.update(one for one in self._reports if one[0] == run_id)
         if now - since >= WATCH_S / 2 or workers != with_workers:
             since = now
             every_s = max(REPORT_EVERY_S, REPORT_S_PER_NODE * len(rounds.job.nodes))
@@ -314,9 +314,9 @@ class Operators:
             if one in jobs and now < watched[0]
         }
         self._reports = {
-            place: report
-            for place, report in self._reports.items()
-            if place[0] in self._watched and place[1] in jobs[place[0]].job.nodes
+            job_node: report
+            for job_node, report in self._reports.items()
+            if job_node[0] in self._watched and job_node[1] in jobs[job_node[0]].job.nodes
         }
         self._outdated &= self._reports.keys()
         for run_id in [one for one in self._seen if one not in jobs]:
@@ -419,18 +419,18 @@ class Operators:
 
     # Queries to nodes.
 
-    def _relay(self, peer: ServerConnection, query: Query, place: Place) -> None:
-        rounds = self._host.machine.jobs[place[0]]
-        node = rounds.job.nodes.get(place[1])
+    def _relay(self, peer: ServerConnection, query: Query, job_node: JobNode) -> None:
+        rounds = self._host.machine.jobs[job_node[0]]
+        node = rounds.job.nodes.get(job_node[1])
         agent = None
         if node is not None:
-            agent = self._host.connection_of((*place, node.info.incarnation))
+            agent = self._host.connection_of((*job_node, node.info.incarnation))
         pending = sum(operator is peer for operator, _ in self._by_operator)
         if node is None:
-            why = f"{place[1]!r} is not a node of the job"
+            why = f"{job_node[1]!r} is not a node of the job"
             self._refuse(peer, query.id, RequestRefusal.NO_SUCH_NODE, why)
         elif agent is None:
-            why = f"{place[1]} is not connected"
+            why = f"{job_node[1]} is not connected"
             self._refuse(peer, query.id, RequestRefusal.NO_ANSWER, why)
         elif pending >= RELAYS_MAX or (peer, query.id) in self._by_operator:
             why = f"{pending} queries are pending already"
@@ -438,27 +438,27 @@ class Operators:
         else:
             self._relays_made += 1
             number = self._relays_made
-            self._relays[number] = Relay(peer, query, place)
+            self._relays[number] = Relay(peer, query, job_node)
             self._by_operator[peer, query.id] = number
-            attached = self._attached.get(place)
+            attached = self._attached.get(job_node)
             if attached is not None:
                 self._send_query(attached, number, query)
                 return
-            if place not in self._awaiting:
+            if job_node not in self._awaiting:
                 agent.post(encode_frame(Watch(attach=True)))
-                self._loop.call_later(ATTACH_S, self._give_up, place)
-            self._awaiting.setdefault(place, []).append(number)
+                self._loop.call_later(ATTACH_S, self._give_up, job_node)
+            self._awaiting.setdefault(job_node, []).append(number)
 
-    def _give_up(self, place: Place) -> None:
-        why = f"{place[1]} did not respond within {ATTACH_S:g} s"
-        self._fail(self._awaiting.pop(place, []), why)
+    def _give_up(self, job_node: JobNode) -> None:
+        why = f"{job_node[1]} did not respond within {ATTACH_S:g} s"
+        self._fail(self._awaiting.pop(job_node, []), why)
 
-    def _detach(self, peer: ServerConnection, place: Place) -> None:
+    def _detach(self, peer: ServerConnection, job_node: JobNode) -> None:
         peer.attached = None
-        if self._attached.get(place) is peer:
-            del self._attached[place]
-            pending = [number for number, one in self._relays.items() if one.place == place]
-            self._fail(pending, f"the connection to {place[1]} was lost")
+        if self._attached.get(job_node) is peer:
+            del self._attached[job_node]
+            pending = [number for number, one in self._relays.items() if one.job_node == job_node]
+            self._fail(pending, f"the connection to {job_node[1]} was lost")
 
     def _fail(self, numbers: Iterable[int], why: str) -> None:
         for number in numbers:
@@ -482,14 +482,14 @@ class Operators:
                 self._cancel(peer, query.id)
             return
         number = self._by_operator.get((peer, query.id))
-        attached = self._attached.get(self._relays[number].place) if number is not None else None
+        attached = self._attached.get(self._relays[number].job_node) if number is not None else None
         if attached is not None and number is not None:
             self._send_query(attached, number, query)
 
     def _cancel(self, peer: ServerConnection, query_id: int) -> None:
         number = self._by_operator.pop((peer, query_id))
         relay = self._relays.pop(number)
-        attached = self._attached.get(relay.place)
+        attached = self._attached.get(relay.job_node)
         if attached is not None:
             self._send_query(attached, number, Query(id=query_id, what=messages.CANCEL))
 
@@ -513,7 +513,7 @@ def status_frame(
     machine: CoordinatorMachine,
     query_id: int,
     run_id: str,
-    reports: Mapping[Place, NodeReport],
+    reports: Mapping[JobNode, NodeReport],
     *,
     brief: bool,
 ) -> bytes:

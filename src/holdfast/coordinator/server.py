@@ -372,15 +372,15 @@ class CoordinatorServer:
             )
         if not self._is_member(peer):
             why = f"only nodes of the job {quoted(repr(call.run_id))} may use its store"
-            self._answer(peer, encode_frame(StoreResult(id=call.id, ok=False, why=why)))
+            self._answer_store_call(peer, encode_frame(StoreResult(id=call.id, ok=False, why=why)))
             return
-        self._answer_calls(self._stores.call(now, peer, call))
+        self._answer_store_calls(self._stores.call(now, peer, call))
         self._batch_soon()
 
-    def _answer_calls(self, answers: Iterable[tuple[object, StoreResult]]) -> None:
+    def _answer_store_calls(self, answers: Iterable[tuple[object, StoreResult]]) -> None:
         for peer, result in answers:
             assert isinstance(peer, ServerConnection)
-            self._answer(peer, encode_frame(result))
+            self._answer_store_call(peer, encode_frame(result))
 
     # For operators.
 
@@ -402,7 +402,7 @@ class CoordinatorServer:
             peer.post_whole(frame)
         self._drop_slow_readers(peer)
 
-    def _answer(self, peer: ServerConnection, frame: bytes) -> None:
+    def _answer_store_call(self, peer: ServerConnection, frame: bytes) -> None:
         peer.post(frame)
         self._drop_slow_readers(peer)
 
@@ -445,8 +445,8 @@ class CoordinatorServer:
         now = self._loop.time()
         self._acceptor.sweep(now)
         self._send(self.machine.handle(now, TICK))
-        self._answer_calls(self._stores.tick(now))
-        self._answer_calls(self._stores.keep_only(self.machine.jobs))
+        self._answer_store_calls(self._stores.tick(now))
+        self._answer_store_calls(self._stores.keep_only(self.machine.jobs))
         if now - self._operators_swept_at >= WATCHED_SWEEP_S:
             self._operators_swept_at = now
             self._operators.sweep(now)

@@ -68,7 +68,8 @@ if TYPE_CHECKING:
     from holdfast.core.rounds import JobEvent
 
     Answer = View | Ack
-    Peer = tuple[str, str, int]
+    NodeKey = tuple[str, str, int]
+    """Run id, node and incarnation."""
 
 SUCCESSOR_WAIT_S = 1.2  # Nodes without a coordinator retry at least every second.
 CALLS_MAX = 1 << 20
@@ -152,7 +153,7 @@ class CoordinatorMachine:
         """The jobs that were closed because they broke an invariant, each with the error."""
         self.decisions: list[tuple[JobEvent, Job]] | None = None
         """Events and the job after each. An observer sets this to a list and empties it."""
-        self._liveness: Liveness[Peer] = Liveness(now, silence_s=silence_s, grace_s=grace_s)
+        self._liveness: Liveness[NodeKey] = Liveness(now, silence_s=silence_s, grace_s=grace_s)
         self._clock = AttendedClock(now, silence_s / STEPS_PER_SILENCE)
         self._waits: dict[str, WaitTimers] = {}  # Of waiting jobs, by the attended clock.
         self._empty_since: dict[str, float] = {}  # Ordered: the longest-empty job first.
@@ -270,20 +271,20 @@ class CoordinatorMachine:
         if not is_located:
             rounds.job.coordinator_address = local_address  # This status may already form a round.
         answers = self._decide(now, rounds, status, cause)
-        peer = (run_id, info.node, info.incarnation)
+        key = (run_id, info.node, info.incarnation)
         seq = rounds.seq_of(info.node, info.incarnation)
         if seq < 0:
             if not is_located:  # A node outside the job does not determine the address.
                 rounds.job.coordinator_address = ""
-            self._liveness.forget(peer)
+            self._liveness.forget(key)
         else:
-            self._liveness.received(peer, now)
-        if not any((view.node, view.incarnation) == peer[1:] for view in answers):
+            self._liveness.received(key, now)
+        if not any((view.node, view.incarnation) == key[1:] for view in answers):
             leaves = status.phase is NodePhase.LEAVING
             answers.append(_ack(status, status.seq if leaves else seq))
         if run_id in self._calls:
-            self._responded(now, run_id, peer[1:], status.call)
-            answers += self._call(rounds, peer[1:])
+            self._responded(now, run_id, key[1:], status.call)
+            answers += self._call(rounds, key[1:])
         return _newest(answers + self._release(now)) if self._calls else answers
 
     def _new_job(self, now: float, run_id: str, address: str) -> Rounds:
