@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 # The time limit for reading the files of a failed worker: their file system may not respond.
 READ_S_MAX = 2.0
 # Signals that end a worker whose peer has exited: a watchdog's, a broken pipe's.
-OF_A_PEER = (signal.SIGABRT, signal.SIGPIPE)
+SIGNALS_OF_A_PEER = (signal.SIGABRT, signal.SIGPIPE)
 # How long a worker that SIGKILL did not end may take to exit after the keeper's death.
 LAST_MS_MAX = 1_000
 # More than the workers of any node: a worker that SIGKILL does not end counts last.
@@ -250,11 +250,11 @@ class PContext(ABC):
         """Adds what the agent knows to a failure."""
         self._pending: list[WorkerExit | keeper_client.Expired] = []
         self._failures_at_end: dict[int, ProcessFailure] | None = None
-        self._held: list[WorkerExit] = []  # Delayed, so that their cause appears first.
-        self._held_until = 0.0
+        self._delayed: list[WorkerExit] = []  # Delayed, so that their cause appears first.
+        self._delayed_until = 0.0
         self._stop: stopping.Stop | None = None
         self._stop_began_ns = 0
-        self._said_before_stop: dict[int, int] = {}  # Bytes on standard error.
+        self._stderr_before_stop: dict[int, int] = {}  # Bytes on standard error.
         self._stop_reported = False
         self._leftovers: list[int] = []  # What workers left and SIGKILL does not end.
         self._epoll = select.epoll()
@@ -284,7 +284,7 @@ class PContext(ABC):
         deadline = None if timeout < 0 else time.monotonic() + timeout
         while not self._closed:
             self.poll_events(time.monotonic())
-            undecided = self._stop is not None or self._held
+            undecided = self._stop is not None or self._delayed
             if not undecided and (self.first_failure() or self.all_ended()):
                 self.begin_stop(self.stop_signal, self.grace_s)
             if self.stop_ended:
@@ -333,7 +333,7 @@ class PContext(ABC):
     def poll_events(self, now: float) -> list[Event]:
         """Read what happened, continue a stop, and return the new events for the supervision."""
         self._read_all()
-        if self._held and (now >= self._held_until or len(self._exits) == self._world_size):
+        if self._delayed and (now >= self._delayed_until or len(self._exits) == self._world_size):
             self._report_held_exits()
         if self._stop is not None and not self._stop.ended:
             self._perform(self._stop.handle(now, TICK, self._stop.story.last))
@@ -357,8 +357,8 @@ class PContext(ABC):
         """Return when `poll_events` is due at the latest, on the monotonic clock."""
         if self._pending or (self.stop_ended and not self._stop_reported):
             return 0.0  # No descriptor becomes readable for these.
-        if self._held:
-            return self._held_until
+        if self._delayed:
+            return self._delayed_until
         return self._stop.next_deadline() if self._stop is not None else None
 
     def begin_stop(
@@ -379,7 +379,7 @@ class PContext(ABC):
             self._report_held_exits()
             self._stop_began_ns = time.time_ns()
             self._follow_if_written()
-            self._said_before_stop = {
+            self._stderr_before_stop = {
                 rank: self._stdio.stderr_written(rank) for rank in self._running
             }
             self._stop = stopping.Stop(
@@ -575,9 +575,9 @@ class PContext(ABC):
                 self._watch_output(fd)
 
     def _watch_output(self, fd: int) -> None:
-        self._watch(fd, lambda: self._output_came(fd))
+        self._watch(fd, lambda: self._output_arrived(fd))
 
-    def _output_came(self, fd: int) -> None:
+    def _output_arrived(self, fd: int) -> None:
         self._unwatch(fd)  # The stream may have ended, without any output.
         self._follow_if_written()
 
@@ -660,8 +660,8 @@ class PContext(ABC):
             stray_signal=bool(stop and died_of and not detail and not stop.has_sent(died_of, rank)),
         )
         self._exits[rank] = exited
-        if exited.failed and self._may_follow(exited):
-            self._held.append(exited)
+        if exited.failed and self._may_be_consequence(exited):
+            self._delayed.append(exited)
         else:
             if exited.failed:
                 self._report_held_exits()
@@ -671,8 +671,8 @@ class PContext(ABC):
 
     def _report_held_exits(self) -> None:
         """Report the delayed exits."""
-        self._pending += self._held
-        self._held.clear()
+        self._pending += self._delayed
+        self._delayed.clear()
 
     def _keeper_lost(self) -> None:
         """Note that the keeper was killed: the kernel has killed the workers with it."""
@@ -762,13 +762,13 @@ class PContext(ABC):
         else:
             self._keeper.kill_tree(rank)
 
-    def _may_follow(self, exited: WorkerExit) -> bool:
+    def _may_be_consequence(self, exited: WorkerExit) -> bool:
         """Return whether a worker may have failed because of a peer that has not exited yet."""
         now = time.monotonic()
-        self._held_until = self._held_until or now + blame.EXIT_NS_MAX / 1e9
-        if self._stop is not None or now >= self._held_until or self._world_size == 1:
+        self._delayed_until = self._delayed_until or now + blame.EXIT_NS_MAX / 1e9
+        if self._stop is not None or now >= self._delayed_until or self._world_size == 1:
             return False
-        if exited.detail or (exited.exitcode < 0 and -exited.exitcode not in OF_A_PEER):
+        if exited.detail or (exited.exitcode < 0 and -exited.exitcode not in SIGNALS_OF_A_PEER):
             return False
         return self._failure(exited).trace() in (blame.Trace.PEER, blame.Trace.SILENT)
 
@@ -793,7 +793,7 @@ class PContext(ABC):
         return process_failure.failure_of(
             exited,
             stop_began_ns=self._stop_began_ns,
-            spoke_before_stop=0 <= words_at < self._said_before_stop.get(rank, 0),
+            spoke_before_stop=0 <= words_at < self._stderr_before_stop.get(rank, 0),
             words_ns=words_ns,
             error_file=self.error_files[rank],
             stderr_tail=tail,
