@@ -1,4 +1,4 @@
-"""The presence ports of simulated agents on etcd (`net.agent_port`), and the connections to them.
+"""The agent ports of simulated agents on etcd (`net.agent_port`), and the connections to them.
 
 When an agent exits, its host closes the agent's connections immediately. Once the keeper has killed the
 workers too, the host refuses new connections. A host that is down, cut off or behind a firewall does not
@@ -71,7 +71,7 @@ class Presences:
         return KEEPER_S_MAX * self._rng.random()
 
     def connect(self, agent: EtcdAgent, number: int, presence: Presence) -> None:
-        """Connect an agent to another agent's presence port; it receives the outcome as events."""
+        """Connect an agent to another agent's port; it receives the outcome as events."""
         at = self._agents[presence.id]
         connection = self._connections[agent, number] = _Connection(agent, number, at)
         arrival = self._world.now + self._delay_s(agent, at)

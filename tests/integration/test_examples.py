@@ -37,7 +37,7 @@ PROGRESS = example("worker_progress.py")
 FENCED = example("fenced_checkpoints.py")
 # tests/peers/test_elastic_ddp.py tests these two, which take longer.
 DDP, DDP_DEMO = map(example, ("elastic_ddp.py", "elastic_ddp_demo.py"))
-example("grafana-dashboard.json")  # tests/unit/agent/test_grafana_dashboard.py reads it.
+example("grafana-dashboard.json")  # tests/unit/observe/test_grafana_dashboard.py reads it.
 LAUNCHER, RENDEZVOUS = map(
     example, ("customizing/launcher.py", "customizing/rendezvous_handler.py")
 )

@@ -287,7 +287,7 @@ def test_job_of_another_version_is_refused_with_a_hint(etcd: Etcd, client: EtcdC
         read_ports(client, "newer")
 
 
-def test_presence_port_closes_after_the_keys_of_the_node_are_removed(
+def test_agent_port_closes_after_the_keys_of_the_node_are_removed(
     etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the other nodes see the port close first, and a node that leaves counts as lost."""
