@@ -1,4 +1,4 @@
-"""Watches a fleet of agents: the time of a status, and what subscribers cost the coordinator.
+"""Measures how long a status request takes, and how much of the coordinator's CPU subscribers use.
 
     watching.py AGENTS SUBSCRIBERS SECONDS
 
@@ -86,7 +86,7 @@ class WatchedFleet(Fleet):  # type: ignore[misc]
 
 
 async def measure_statuses(port: int) -> list[float]:
-    """Return the durations of statuses, in seconds."""
+    """Return the durations of status requests, in seconds."""
     place = Endpoint(host="127.0.0.1", port=port, run_id=RUN_ID)
     took = []
     async with await open_job(place) as client:

@@ -101,7 +101,7 @@ def _limit(name: str) -> object:
     return value if value >= 0 else "not set"
 
 
-def shortage_behind(problem: BaseException) -> EnvironmentProblem | None:
+def find_shortage(problem: BaseException) -> EnvironmentProblem | None:
     """Return the shortage of this machine that caused an error; None for any other error.
 
     EAGAIN does not count: it means something else, unless a fork returned it.

@@ -292,10 +292,10 @@ handshake_messages: SearchStrategy[Message] = st.one_of(
 
 @settings(untimed, max_examples=300)
 @given(st.lists(handshake_messages, max_size=8), st.booleans(), st.booleans(), st.data())
-def test_client_without_the_token_is_never_accepted(
+def test_peer_without_the_token_is_never_accepted(
     output: list[Message], serving: bool, echo: bool, data: st.DataObject
 ) -> None:
-    """The client sends anything, and also reflects every proof and nonce that it receives."""
+    """The peer sends anything, and also reflects every proof and nonce that it receives."""
     machine: ClientHandshake | ServerHandshake
     machine = ServerHandshake(b"secret") if serving else ClientHandshake(b"secret")
     received = [] if isinstance(machine, ServerHandshake) else [message_in(machine.start())]
@@ -340,7 +340,7 @@ def test_any_order_of_messages_without_a_token_is_accepted_or_refused(
 
 changes = st.lists(
     st.tuples(
-        st.sampled_from(["flip", "cut", "add", "drop", "repeat", "swap", "turn"]), st.integers(0)
+        st.sampled_from(["flip", "cut", "add", "drop", "repeat", "swap", "reflect"]), st.integers(0)
     ),
     max_size=3,
 )

@@ -82,7 +82,9 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
         one.end()
 
 
-def asked(path: str, method: str, what: str, body: bytes = b"") -> tuple[int, str | None, str]:
+def send_request(
+    path: str, method: str, what: str, body: bytes = b""
+) -> tuple[int, str | None, str]:
     connection = http.client.HTTPConnection("worker", timeout=60)
     connection.sock = socket.socket(socket.AF_UNIX)
     try:
@@ -104,8 +106,8 @@ def asked(path: str, method: str, what: str, body: bytes = b"") -> tuple[int, st
     ],
 )
 def test_handler_responses_are_equal(worker: Worker, what: str) -> None:
-    theirs = asked(worker.theirs, "POST", what, b"content")
-    assert asked(worker.ours, "POST", what, b"content") == theirs
+    theirs = send_request(worker.theirs, "POST", what, b"content")
+    assert send_request(worker.ours, "POST", what, b"content") == theirs
     assert theirs[0] in (200, 201)
 
 
@@ -124,20 +126,20 @@ def test_handler_responses_are_equal(worker: Worker, what: str) -> None:
 )
 def test_paths_are_equal(worker: Worker, method: str, what: str, status: int, begins: str) -> None:
     for path in (worker.theirs, worker.ours):
-        found = asked(path, method, what)
+        found = send_request(path, method, what)
         assert found[0] == status
         assert found[2].startswith(begins)
 
 
 def test_all_torch_names_exist(worker: Worker) -> None:
-    theirs, ours = (asked(path, "GET", "/handler/") for path in (worker.theirs, worker.ours))
+    theirs, ours = (send_request(path, "GET", "/handler/") for path in (worker.theirs, worker.ours))
     assert ours[:2] == theirs[:2] == (200, "application/json")
     assert set(json.loads(ours[2])) == set(json.loads(theirs[2]))
 
 
 def test_stack_of_the_worker_is_shown_by_both_servers(worker: Worker) -> None:
     for path in (worker.theirs, worker.ours):
-        status, kind, text = asked(path, "POST", "/handler/dump_traceback")
+        status, kind, text = send_request(path, "POST", "/handler/dump_traceback")
         assert (status, kind) == (200, "text/plain")
         assert "in where_the_worker_is" in text
 
@@ -242,7 +244,7 @@ main()
 def test_exception_of_the_main_function_is_recorded(
     tmp_path: Path, imports: str, is_recorded: bool
 ) -> None:
-    """Torch documents it but does not do it. If torch does it, this test fails, and the docs can be updated."""
+    """Torch documents this but does not do it. Once torch does it, this test fails, and the docs can be updated."""
     error_file = tmp_path / "error.json"
     done = subprocess.run(
         [sys.executable, "-c", FAILING.format(imports=imports)],

@@ -55,7 +55,7 @@ def handler_on(store: Any, run_id: str, nodes: int) -> DynamicRendezvousHandler:
     )
 
 
-def meet(handlers: list[DynamicRendezvousHandler]) -> list[RendezvousInfo]:
+def join_all(handlers: list[DynamicRendezvousHandler]) -> list[RendezvousInfo]:
     with ThreadPoolExecutor(len(handlers)) as pool:
         infos = list(pool.map(lambda one: one.next_rendezvous(), handlers))
     return sorted(infos, key=lambda info: info.rank)
@@ -88,7 +88,7 @@ def handlers(
     yield nodes
     for node in nodes:
         assert node.shutdown()
-    nodes.clear()  # With them go the sockets of torch's clients.
+    nodes.clear()  # This closes the sockets of torch's clients.
 
 
 def test_nodes_form_a_round_at_torchs_server(server: Any) -> None:
@@ -102,7 +102,7 @@ def test_nodes_form_a_round_at_torchs_server(server: Any) -> None:
 
 
 def test_nodes_form_a_round_and_share_the_store(handlers: list[DynamicRendezvousHandler]) -> None:
-    infos = meet(handlers)
+    infos = join_all(handlers)
     assert [(info.rank, info.world_size) for info in infos] == [(0, 3), (1, 3), (2, 3)]
     infos[0].store.set("key", "value")
     assert infos[1].store.get("key") == b"value"
@@ -110,7 +110,7 @@ def test_nodes_form_a_round_and_share_the_store(handlers: list[DynamicRendezvous
 
 
 def test_end_of_the_job_reaches_all_nodes(handlers: list[DynamicRendezvousHandler]) -> None:
-    meet(handlers)
+    join_all(handlers)
     handlers[1].set_closed()
     assert all(one.is_closed() for one in handlers)
 

@@ -23,13 +23,13 @@ def main() -> None:
     for line in iter(sys.stdin.readline, ""):
         pid = os.fork()
         if pid == 0:
-            be_torchrun(torch.distributed.run.main, json.loads(line))
+            run_torchrun(torch.distributed.run.main, json.loads(line))
         status = os.waitpid(pid, 0)[1]
         sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
         sys.stdout.flush()
 
 
-def be_torchrun(run: Callable[[], None], job: dict[str, Any]) -> NoReturn:
+def run_torchrun(run: Callable[[], None], job: dict[str, Any]) -> NoReturn:
     code: object = 1
     try:
         os.chdir(job["cwd"])

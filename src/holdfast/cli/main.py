@@ -29,7 +29,7 @@ import os
 import sys
 from _thread import RLock
 
-from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError, shortage_behind
+from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError, find_shortage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def _report(error: Exception, name: str) -> int:
     if isinstance(error, HoldfastError):
         _write(sys.stderr, f"holdfast {name}: error: {error}\n")
         return error.exit_code
-    shortage = shortage_behind(error)
+    shortage = find_shortage(error)
     if shortage is not None:
         return _report(shortage, name)
     from holdfast.processes.failures.failure import ChildFailedError, exit_status

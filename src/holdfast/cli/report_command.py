@@ -116,7 +116,7 @@ def make(folders: Sequence[str]) -> Report:
         progress.line("for another job, pass only its log directories")
     for count, run in enumerate(jobs[0]):
         progress(f"read the logs of {count} of {len(jobs[0])} nodes")
-        records.look_around(run)
+        records.read_other_files(run)
     progress(f"merging {len(jobs[0])} nodes")
     return model.describe(jobs[0], len(jobs) - 1)
 

@@ -51,7 +51,7 @@ class StateFile:
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
-        self._lock = self._locked()
+        self._lock = self._acquire_lock()
         try:
             self.saved_jobs = self._load()
             """The jobs that an earlier coordinator stored; None if there was none."""
@@ -101,7 +101,7 @@ class StateFile:
 
     # The file itself.
 
-    def _locked(self) -> int:
+    def _acquire_lock(self) -> int:
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             lock = os.open(f"{self.path}.lock", flags, 0o600)
@@ -150,9 +150,8 @@ class StateFile:
         beside = f"{self.path}.new"
         try:
             if os.path.lexists(beside):
-                os.unlink(
-                    beside
-                )  # A killed process left it, or another user created it to get a copy.
+                # A killed process left it, or another user created it to get a copy.
+                os.unlink(beside)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
             with open(os.open(beside, flags, 0o600), "wb") as file:
                 file.write(msgspec.json.encode(contents))
@@ -186,9 +185,8 @@ class WriteAhead:
         self._send = send
         self._warn = warn
         self._loop = asyncio.get_running_loop()
-        self._stored: dict[
-            str, object
-        ] = {}  # The last state that was submitted for storing, by run id.
+        # The last state that was submitted for storing, by run id.
+        self._stored: dict[str, object] = {}
         self._withheld: list[Sequence[Answer]] = []
         self._in_progress: list[Sequence[Answer]] | None = None
         self._is_behind = False  # Whether another write is needed after the current one.

@@ -104,7 +104,7 @@ class Liveness(Generic[Peer]):
         """Return the lost peers with the reasons, and forget them.
 
         A peer whose connection closed is returned a second time after `silence_s` without a message:
-        only then must a node that fences itself have stopped its workers.
+        by then a node that fences itself has stopped its workers.
         """
         attended = self._clock.read(now)
         lost: dict[Peer, str] = {}
@@ -136,7 +136,7 @@ class Liveness(Generic[Peer]):
 
 
 class StopDeadline:
-    """The time, by a node's own clock, at which its workers must exit, as they may be replaced after it.
+    """The time, by a node's own clock, by which its workers must have exited. After it, they may be replaced.
 
     A node that is silent for `silence_s` is lost. With `needs_answers`, each response renews the
     deadline, counted from the send time of the message that it answers; so a disconnected node stops

@@ -1,4 +1,4 @@
-"""The stores of one node of a job on etcd: one per generation, and parts of it."""
+"""The stores of one node of a job on etcd: one per generation or part of a generation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STORE_TTL_S = 600
 class GenerationStores:
     """The stores of one node, from the first `store` until `close`.
 
-    It references the stores of the newest generation. If a caller still uses an older store, that store
+    It keeps the stores of the newest generation. If a caller still uses an older store, that store
     stays open, with the lease and the thread that preserve its keys. The caller closes the client.
     """
 

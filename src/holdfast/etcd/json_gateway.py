@@ -64,7 +64,7 @@ _PROXY_ERRORS = (502, 503, 504)
 # Codes of gRPC that the gateway passes on.
 _DEADLINE_EXCEEDED, _PERMISSION_DENIED, _UNAVAILABLE, _UNAUTHENTICATED = 4, 7, 14, 16
 QUOTE_CHARS_MAX = 60
-"""How much of an answer is quoted that does not come from etcd."""
+"""How much is quoted of an answer that does not come from etcd."""
 
 
 # Errors.
@@ -131,7 +131,7 @@ _MEANINGS: dict[ErrorCode, tuple[ProblemKind, Handling]] = {
     ErrorCode.PASSWORD: (ProblemKind.DENIED, Handling.FINAL),
     ErrorCode.USER_NAME: (ProblemKind.DENIED, Handling.FINAL),
 }
-_CLEARER = {
+_CLEARER_TEXTS = {
     ErrorCode.NO_USER: "it requires a user and a password",
     ErrorCode.WRONG_PASSWORD: "wrong user or password",
 }
@@ -198,7 +198,7 @@ def _classify(text: str, grpc_code: int) -> Refusal:
     code = next(one for one in ErrorCode if one.value in text)
     if code is not ErrorCode.UNKNOWN:
         kind, handling = _MEANINGS[code]
-        return Refusal(Problem(kind, _CLEARER.get(code, words)), handling, code)
+        return Refusal(Problem(kind, _CLEARER_TEXTS.get(code, words)), handling, code)
     if grpc_code in (_UNAVAILABLE, _DEADLINE_EXCEEDED):
         return Refusal(Problem(ProblemKind.UNREACHABLE, words), Handling.UNSURE)
     if grpc_code in (_PERMISSION_DENIED, _UNAUTHENTICATED):
@@ -206,7 +206,7 @@ def _classify(text: str, grpc_code: int) -> Refusal:
     return Refusal(Problem(ProblemKind.REFUSED, words))
 
 
-def _not_understood(error: Exception, answer: bytes = b"") -> Refusal:
+def _invalid_response(error: Exception, answer: bytes = b"") -> Refusal:
     """Return the refusal for an invalid answer; another endpoint may be an etcd."""
     words = one_line(
         answer[: 4 * QUOTE_CHARS_MAX].decode(errors="replace").strip(), QUOTE_CHARS_MAX
@@ -364,7 +364,7 @@ def encode_user(user: str, password: str) -> bytes:
 def may_repeat(request: Request | MemberRequest) -> bool:
     """Whether performing a request twice is harmless.
 
-    A second lease ends unused. Ids of leases are not reused, so a second revocation has no effect.
+    An unneeded second lease expires. Ids of leases are not reused, so a second revocation has no effect.
     """
     if isinstance(request, Txn):
         return all(isinstance(one, Get) for one in (*request.success, *request.failure))
@@ -449,7 +449,7 @@ def decode(
             return _missing_lease(request, decode_refusal(status, body))
         return KeptAlive(max(_lease_line.decode(body).result.TTL, 0))
     except MALFORMED as error:
-        return _not_understood(error, body)
+        return _invalid_response(error, body)
 
 
 def decode_token(status: int, body: bytes) -> str | Refusal:
@@ -458,7 +458,7 @@ def decode_token(status: int, body: bytes) -> str | Refusal:
         try:
             return _authenticated.decode(body).token
         except MALFORMED as error:
-            return _not_understood(error)
+            return _invalid_response(error)
     refusal = decode_refusal(status, body)
     return "" if refusal.code is ErrorCode.AUTH_NOT_ENABLED else refusal
 
@@ -486,12 +486,12 @@ def decode_line(line: bytes) -> WatchEvents | Refusal:
     try:
         answer = _watch_line.decode(line)
     except MALFORMED as error:
-        return _not_understood(error, line)
+        return _invalid_response(error, line)
     result, failed = answer.result, answer.error
     if failed is not None and failed.message:
         return _classify(failed.message, failed.grpc_code or failed.code)
     if result is None:
-        return _not_understood(ValueError("an empty line of a watch"))
+        return _invalid_response(ValueError("an empty line of a watch"))
     if result.compact_revision:
         why = f"everything before revision {result.compact_revision} is compacted"
         return Refusal(Problem(ProblemKind.COMPACTED, why))

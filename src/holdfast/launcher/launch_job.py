@@ -17,7 +17,7 @@ from holdfast.core.values import Value
 from holdfast.errors import (
     EnvironmentProblem,
     UsageError,
-    shortage_behind,
+    find_shortage,
     shortage_hint,
 )
 from holdfast.launcher import preload
@@ -61,7 +61,7 @@ OS_ERROR_HINTS = {
 def refusal_behind(problem: Exception) -> EnvironmentProblem | None:
     """Return what the machine refused, or None for an error that is not about its limits."""
     if not isinstance(problem, OSError):
-        return shortage_behind(problem)
+        return find_shortage(problem)
     remedy = OS_ERROR_HINTS.get(problem.errno or 0) or shortage_hint(problem.errno)
     if not remedy:
         return None

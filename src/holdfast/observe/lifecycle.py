@@ -104,7 +104,7 @@ class GenerationStarted(LifecycleEvent):
     workers: tuple[WorkerInfo, ...]
     world_size: int = 0
     fence: int = 0
-    """The fence of the generation, the same on all its nodes; 0 if the nodes share no count."""
+    """The fence of the generation, the same on all its nodes; 0 if the nodes have no common one."""
     why: str = ""
     """Why the coordinator started it; empty without a coordinator."""
     log_dir: str = ""
@@ -114,7 +114,7 @@ class GenerationStarted(LifecycleEvent):
 
 
 class WorkersObserved(LifecycleEvent):
-    """The state of the workers: on every change, and periodically."""
+    """The state of the workers, reported on every change and periodically."""
 
     at: float
     state: str

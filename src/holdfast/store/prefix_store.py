@@ -67,8 +67,8 @@ class PrefixStore:
         return int(self.underlying_store.queue_len(self._full(key)))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """Use the store's own barrier. Torch's `PrefixStore` builds one from several keys, so callers of the
-        two never meet.
+        """Use the store's own barrier. Torch's `PrefixStore` builds one from several keys, so a caller
+        of one never meets a caller of the other.
         """
         self.underlying_store.barrier(self._full(key), world_size, *_given(timeout))
 

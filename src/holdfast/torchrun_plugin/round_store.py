@@ -39,7 +39,7 @@ class RoundStore(Store):  # type: ignore[misc]
             keys.set(key, value)
 
     def get(self, key: str) -> bytes:
-        """Return a key's value, waiting for it to have one."""
+        """Return a key's value, waiting until it has one."""
         with self._keys() as keys:
             return keys.get(key)
 
@@ -71,7 +71,7 @@ class RoundStore(Store):  # type: ignore[misc]
             keys.append(key, value)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of all keys, waiting for each to have one."""
+        """Return the values of all keys, waiting until each has one."""
         with self._keys() as all_keys:
             return all_keys.multi_get(list(keys))
 

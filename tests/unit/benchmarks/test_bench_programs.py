@@ -1,4 +1,4 @@
-"""The programs of rows about Holdfast's own parts run with small sizes."""
+"""The programs that benchmark Holdfast's own parts, run with small sizes."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ TOKEN = b"t" * 32
 INCARNATION = sum(b"a")
 
 
-async def a_job(served: Served) -> Client:
-    """Return the one node of a job that runs."""
+async def start_job(served: Served) -> Client:
+    """Start a job with one node; return the node."""
     node = await served.client()
     node.send(status("a"))
     await node.until(lambda message: isinstance(message, View))
@@ -55,7 +55,7 @@ async def reply_to(operator: Client, query: Query) -> Reply:
 @in_loop
 async def test_repeated_request_is_decided_once_and_gets_the_same_reply() -> None:
     async with serving() as served:
-        node, operator = await a_job(served), await served.client("")
+        node, operator = await start_job(served), await served.client("")
         for number in (1, 2):
             assert not (await reply_to(operator, act(number, "r"))).refusal
         received = await node.until(lambda one: isinstance(one, View) and one.generation == 1)
@@ -84,7 +84,7 @@ async def test_repeated_request_is_decided_once_and_gets_the_same_reply() -> Non
 @in_loop
 async def test_an_invalid_message_ends_the_connection(message: Message) -> None:
     async with serving() as served:
-        await a_job(served)
+        await start_job(served)
         peer = await served.client()
         peer.send(message)
         assert isinstance(await peer.next(), str)
@@ -106,9 +106,9 @@ async def test_an_invalid_message_ends_the_connection(message: Message) -> None:
 @in_loop
 async def test_a_read_only_client_cannot_be_a_node(message: Message) -> None:
     async with serving(token=TOKEN) as served:
-        await a_job(served)
-        looking = read_only_token(TOKEN, "job")
-        reader = await served.client("job", token=looking)
+        await start_job(served)
+        reader_token = read_only_token(TOKEN, "job")
+        reader = await served.client("job", token=reader_token)
         reader.send(Query(id=1, what=messages.STATUS))
         assert jobs_in(await reader.next())[0].nodes
         refused = await reply_to(reader, act(2, "r"))
@@ -129,42 +129,46 @@ def test_read_only_token_differs_from_the_token_and_derives_no_other() -> None:
 @in_loop
 async def test_query_is_relayed_to_its_node_and_the_reply_to_its_operator() -> None:
     async with serving() as served:
-        node, operator = await a_job(served), await served.client("")
+        node, operator = await start_job(served), await served.client("")
         query = Query(id=7, what=messages.STACKS, run_id="job", node="a")
         operator.send(query)
         assert await node.until(lambda one: isinstance(one, Watch)) == Watch(attach=True)
-        asked = await served.client()
-        asked.send(Attach(run_id="job", node="a", incarnation=INCARNATION))
-        passed = await asked.next()
-        assert (passed.what, passed.node) == (messages.STACKS, "")
-        asked.send(Reply(id=passed.id, body=b"1", last=False), Reply(id=passed.id, body=b"2"))
+        attached = await served.client()
+        attached.send(Attach(run_id="job", node="a", incarnation=INCARNATION))
+        relayed = await attached.next()
+        assert (relayed.what, relayed.node) == (messages.STACKS, "")
+        attached.send(Reply(id=relayed.id, body=b"1", last=False), Reply(id=relayed.id, body=b"2"))
         assert await operator.next() == Reply(id=7, body=b"1", last=False)
         assert await operator.next() == Reply(id=7, body=b"2")
         # From now on queries are sent immediately; messages about a query take the same path.
         operator.send(query, Query(id=7, what=messages.MORE, run_id="job", body=b"more"))
-        passed, more = await asked.next(), await asked.next()
-        assert (more.id, more.body) == (passed.id, b"more")
+        relayed, more = await attached.next(), await attached.next()
+        assert (more.id, more.body) == (relayed.id, b"more")
         operator.connection.abort()
-        cancelled = await asked.next()
-        assert (cancelled.id, cancelled.what) == (passed.id, messages.CANCEL)
+        cancelled = await attached.next()
+        assert (cancelled.id, cancelled.what) == (relayed.id, messages.CANCEL)
         another = await served.client("")
         another.send(query)
-        await asked.next()
-        asked.connection.abort()
+        await attached.next()
+        attached.connection.abort()
         assert (await another.next()).refusal == RequestRefusal.NO_ANSWER.value
 
 
 @in_loop
 async def test_a_node_may_reply_only_to_its_own_queries() -> None:
     async with serving() as served:
-        node, operator, second = await a_job(served), await served.client(""), await served.client()
-        asked = await served.client()
-        asked.send(Attach(run_id="job", node="a", incarnation=INCARNATION))
+        node, operator, second = (
+            await start_job(served),
+            await served.client(""),
+            await served.client(),
+        )
+        attached = await served.client()
+        attached.send(Attach(run_id="job", node="a", incarnation=INCARNATION))
         operator.send(Query(id=7, what=messages.STACKS, run_id="job", node="a"))
-        passed = await asked.next()
-        second.send(Reply(id=passed.id, body=b"forged"))
+        relayed = await attached.next()
+        second.send(Reply(id=relayed.id, body=b"forged"))
         assert isinstance(await second.next(), str)
-        asked.send(Reply(id=passed.id, body=b"true"))
+        attached.send(Reply(id=relayed.id, body=b"true"))
         assert (await operator.next()).body == b"true"
         assert node.connection.is_open
 
@@ -175,7 +179,7 @@ async def test_a_query_fails_if_its_node_does_not_attach_in_time(
 ) -> None:
     monkeypatch.setattr(operators, "ATTACH_S", 0.01)
     async with serving() as served:
-        await a_job(served)
+        await start_job(served)
         operator = await served.client("")
         refused = await reply_to(operator, Query(id=1, what="logs", run_id="job", node="a"))
         assert refused.refusal == RequestRefusal.NO_ANSWER.value
@@ -184,7 +188,7 @@ async def test_a_query_fails_if_its_node_does_not_attach_in_time(
 @in_loop
 async def test_events_are_sent_once_and_in_order_of_time() -> None:
     async with serving() as served:
-        node, operator = await a_job(served), await served.client("")
+        node, operator = await start_job(served), await served.client("")
         follow = messages.pack(messages.EventsQuery(follow=True))
         await reply_to(operator, Query(id=9, what=messages.EVENTS, run_id="job", body=follow))
         await reply_to(operator, act(1, "r"))
@@ -209,7 +213,11 @@ async def test_a_subscriber_that_does_not_read_its_events_is_dropped(
     # This limit must not apply first.
     monkeypatch.setattr(connections, "UNREAD_BYTES_MAX", 1 << 30)
     async with serving(silence_s=3_600.0) as served:
-        node, slow, quick = await a_job(served), await served.client(""), await served.client("")
+        node, slow, quick = (
+            await start_job(served),
+            await served.client(""),
+            await served.client(""),
+        )
         follow = messages.pack(messages.EventsQuery(follow=True))
         for one in (slow, quick):
             one.send(Query(id=1, what=messages.EVENTS, run_id="job", body=follow))
@@ -231,7 +239,7 @@ async def test_a_subscriber_that_does_not_read_its_events_is_dropped(
 @in_loop
 async def test_subscriptions_are_limited() -> None:
     async with serving() as served:
-        await a_job(served)
+        await start_job(served)
         operator = await served.client("")
         follow = messages.pack(messages.EventsQuery(follow=True))
         for number in range(operators.SUBSCRIPTIONS_EACH_MAX):
@@ -243,7 +251,7 @@ async def test_subscriptions_are_limited() -> None:
 @in_loop
 async def test_client_of_a_coordinator_can_send_requests_and_follow_events() -> None:
     async with serving() as served:
-        node = await a_job(served)
+        node = await start_job(served)
         place = Endpoint(host="127.0.0.1", port=served.port, run_id="job")
         async with await open_job(place) as client:
             await client.request(Action.RESTART, why="tired")
@@ -259,7 +267,7 @@ async def test_client_of_a_coordinator_can_send_requests_and_follow_events() -> 
 @in_loop
 async def test_status_is_one_reply_once_all_connected_nodes_have_reported() -> None:
     async with serving() as served:
-        node, operator = await a_job(served), await served.client("")
+        node, operator = await start_job(served), await served.client("")
         for number, wait_s, reports in ((1, 60.0, True), (2, 60.0, False), (3, 0.0, False)):
             body = messages.pack(messages.StatusQuery(watch=True, wait_s=wait_s))
             operator.send(Query(id=number, what=messages.STATUS, run_id="job", body=body))
@@ -273,7 +281,7 @@ async def test_status_is_one_reply_once_all_connected_nodes_have_reported() -> N
 @in_loop
 async def test_status_waits_for_reports_with_workers_while_another_client_follows_events() -> None:
     async with serving() as served:
-        node, follower = await a_job(served), await served.client("")
+        node, follower = await start_job(served), await served.client("")
         body = messages.pack(messages.EventsQuery(follow=True))
         follower.send(Query(id=1, what=messages.EVENTS, run_id="job", body=body))
         await node.until(lambda one: isinstance(one, Watch))
@@ -291,7 +299,7 @@ async def test_status_waits_for_reports_with_workers_while_another_client_follow
 @in_loop
 async def test_status_waits_no_longer_than_the_client_requests() -> None:
     async with serving() as served:
-        _, operator = await a_job(served), await served.client("")
+        _, operator = await start_job(served), await served.client("")
         body = messages.pack(messages.StatusQuery(watch=True, wait_s=0.01))
         operator.send(Query(id=1, what=messages.STATUS, run_id="job", body=body))
         [job] = jobs_in(await operator.next())

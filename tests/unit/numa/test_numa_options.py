@@ -102,11 +102,11 @@ def test_thread_is_bound_only_inside_the_context(monkeypatch: pytest.MonkeyPatch
     go = threading.Event()
     seen: list[set[int]] = []
 
-    def look() -> None:
+    def read_affinity() -> None:
         go.wait()
         seen.append(os.sched_getaffinity(0))
 
-    other = threading.Thread(target=look)
+    other = threading.Thread(target=read_affinity)
     other.start()
     try:
         with OnCpus(one):

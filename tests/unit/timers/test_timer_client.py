@@ -80,12 +80,12 @@ def test_block_may_be_entered_repeatedly_and_by_several_threads(client: Kept) ->
         assert sorted(client.timers) == ["a", "a (2)"]
     entered, leave = threading.Event(), threading.Event()
 
-    def be_in_it() -> None:
+    def enter_block() -> None:
         with block:
             entered.set()
             leave.wait()
 
-    other = threading.Thread(target=be_in_it, daemon=True)
+    other = threading.Thread(target=enter_block, daemon=True)
     with block:
         other.start()
         entered.wait()

@@ -37,7 +37,7 @@ class Record:
         assert os.path.exists(f"/proc/{pid}")
         self.log.append(f"dump {pid}")
         if self._dump_fails:
-            raise OSError("no stacks today")
+            raise OSError("no stacks")
 
     def kill(self, pid: int, signum: int) -> None:
         self.log.append(f"kill {pid} with {int(signum)}")

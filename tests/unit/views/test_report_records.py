@@ -29,7 +29,7 @@ def test_truncated_timeline_has_a_report(tmp_path: Path) -> None:
     for length in range(first_line, len(data), 97):
         path.write_bytes(data[:length])
         [run] = records.read([str(tmp_path)])
-        records.look_around(run)
+        records.read_other_files(run)
         assert run.unreadable == 0, "half a line at the end is no line"
         assert render(describe([run]))
 
@@ -120,7 +120,7 @@ def test_only_logs_of_a_killed_job_are_read(tmp_path: Path) -> None:
     logs.mkdir(parents=True)
     (logs / "stderr.log").write_text("x" * 100_000 + "the end\n")
     [run] = records.read([str(tmp_path)])
-    records.look_around(run)
+    records.read_other_files(run)
     [tail] = describe([run]).tails
     assert (tail.rank, tail.stream) == (1, "stderr")
     assert tail.text.endswith("the end\n")
@@ -139,7 +139,7 @@ def test_folder_outside_the_log_directory_is_not_entered(tmp_path: Path, logs: s
     (tmp_path / "secrets" / "0").mkdir(parents=True)
     (tmp_path / "secrets" / "0" / "stderr.log").write_text("secret")
     [run] = records.read([str(folder)])
-    records.look_around(run)
+    records.read_other_files(run)
     assert run.tails == {}
 
 

@@ -1,4 +1,4 @@
-"""`holdfast top` on jobs that nobody runs: small and large, on small and large screens."""
+"""`holdfast top` on synthetic jobs: small and large, on small and large screens."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class FakeClient:
         self.requests.append((action, node, why))
 
 
-class Given:
-    """Stands in for a feed: the job is what a test says it is."""
+class FakeFeed:
+    """A fake feed: the test sets the state of the job."""
 
     def __init__(self, job: LiveJob, changed: Callable[[], None]) -> None:
         self.job, self.changed = job, changed
@@ -69,14 +69,14 @@ def step_of(rank: int, at_s: float) -> int:
 
 def made(nodes: int, size: int = 8, **fields: Any) -> Top:
     """Return an app for a job that runs for five seconds."""
-    app = Top(Given)
+    app = Top(FakeFeed)
     for at in range(1, 6):
-        given(app).show(at, summary(float(at), nodes, size, step_of=step_of, **fields))
+        feed_of(app).show(at, summary(float(at), nodes, size, step_of=step_of, **fields))
     return app
 
 
-def given(app: Top) -> Given:
-    assert isinstance(app.driver, Given)
+def feed_of(app: Top) -> FakeFeed:
+    assert isinstance(app.driver, FakeFeed)
     return app.driver
 
 
@@ -142,7 +142,7 @@ async def test_update_draws_only_visible_changes(
         made_lines.clear()
         drawn.clear()
         same = summary(5.0, 125, 8, step_of=step_of)
-        given(app).show(6, same)
+        feed_of(app).show(6, same)
         await settled(pilot)
         assert 0 < len(made_lines) <= 2 * SMALL[1]
         assert not drawn, "nothing had changed"
@@ -152,7 +152,7 @@ async def test_update_draws_only_visible_changes(
         workers[3] = replace(workers[3], rss_bytes=77_000_000)
         report = replace(report, elapsed_s=5.0001, workers=workers)
         same.nodes[0] = replace(same.nodes[0], report=report)
-        given(app).show(7, same)
+        feed_of(app).show(7, same)
         lines = await settled(pilot)
         assert "77M" in lines[8]
         assert 0 < len(drawn) <= 8, "only the ranks of one node had changed"
@@ -185,7 +185,7 @@ async def test_keys_select_the_view() -> None:
 @in_loop
 async def test_request_needs_a_confirmation() -> None:
     app = made(3, 2)
-    asked: FakeClient = given(app).client
+    client: FakeClient = feed_of(app).client
 
     def asking() -> bool:
         return isinstance(app.screen, Question)
@@ -195,29 +195,29 @@ async def test_request_needs_a_confirmation() -> None:
         for key in "rdx":
             await pilot.press(key)
             assert asking()
-            await pilot.press("enter", "escape")  # Enter in the reason is no answer yet.
+            await pilot.press("enter", "escape")  # Enter in the reason does not confirm.
             assert not asking()
         await pilot.press("r", "enter", "shift+tab", "enter")
         assert not asking()
-        assert not asked.requests
+        assert not client.requests
         await pilot.press("r", "y", "enter", "enter", "d", "enter", "enter", "x", "enter", "enter")
         await pilot.pause()
-        assert asked.requests == [
+        assert client.requests == [
             (Action.RESTART, "", "y"),
             (Action.DRAIN, "node000", ""),
             (Action.STOP, "", ""),
         ]
         drained = summary(6.0, 3, 2)
         drained.nodes[0] = replace(drained.nodes[0], drained=True, rank=-1, first_rank=-1)
-        given(app).show(7, drained)
+        feed_of(app).show(7, drained)
         await pilot.press("2", "end", "d", "enter", "enter")
         await pilot.pause()
-        assert asked.requests[-1] == (Action.UNDRAIN, "node000", "")
-        asked.refusal = "[b]not[/b] now"
+        assert client.requests[-1] == (Action.UNDRAIN, "node000", "")
+        client.refusal = "[b]not[/b] now"
         await pilot.press("r", "enter", "enter")
         await pilot.pause()
-        assert [asked.refusal in one.message for one in app._notifications][-1]
-        assert len(asked.requests) == 4
+        assert [client.refusal in one.message for one in app._notifications][-1]
+        assert len(client.requests) == 4
 
 
 @in_loop
@@ -231,7 +231,7 @@ async def test_logs_follow_a_rank_to_another_node() -> None:
                 yield LogLines(rank=wanted.ranks[0], text=line)
             await asyncio.Event().wait()
 
-    given(app).client = Logs()
+    feed_of(app).client = Logs()
     async with app.run_test(size=SMALL) as pilot:
         await settled(pilot)
 
@@ -251,7 +251,7 @@ async def test_logs_follow_a_rank_to_another_node() -> None:
             replace(moved.nodes[0], rank=2, first_rank=4),
             replace(moved.nodes[2], rank=0, first_rank=0),
         )
-        given(app).show(7, moved)
+        feed_of(app).show(7, moved)
         assert (await until(6))[3] == "node002 [1]"
         await pilot.press("slash", *"red", "enter")
         assert app.screen.query_one(TextView)._at == 4
@@ -283,16 +283,16 @@ async def test_generation_is_shown_in_full() -> None:
 async def test_unreachable_job_stays_on_the_screen() -> None:
     app = made(3, 2)
     async with app.run_test(size=SMALL) as pilot:
-        app.job.lost("nobody answers at head:29400")
+        app.job.lost("no response from head:29400")
         lines = await settled(pilot)
-        assert "nobody answers at head:29400" in lines[2]
+        assert "no response from head:29400" in lines[2]
         app.job.add_event(
             EventRecord(wall=1.0, kind=EventKind.JOB_ENDED, text="stopped by somebody")
         )
         lines = await settled(pilot)
         assert "over" in lines[0]
         assert "stopped by somebody" in lines[2]
-        given(app).show(8, summary(8.0, 3, 2, outcome="failed", why="rank 3 failed"))
+        feed_of(app).show(8, summary(8.0, 3, 2, outcome="failed", why="rank 3 failed"))
         app.job.lost("the agent has exited")
         lines = await settled(pilot)
         assert "failed" in lines[0]

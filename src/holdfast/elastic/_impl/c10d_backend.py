@@ -61,7 +61,7 @@ class C10dRendezvousBackend(RendezvousBackend):
     ) -> tuple[bytes, Token, bool] | None:
         """Replace the state that `token` names; without a token, store the first state."""
         if token and not isinstance(token, bytes):
-            return _lost(self.get_state())
+            return _not_stored(self.get_state())
         expected = token or NO_STATE
         number = os.urandom(NUMBER_BYTES).hex().encode()
         desired = number + b"." + binascii.b2a_base64(state, newline=False)
@@ -72,7 +72,7 @@ class C10dRendezvousBackend(RendezvousBackend):
                 value = self._compare_set(NO_STATE, desired)
         if value == desired:
             return state, value, True
-        return _lost(self._decoded(value))
+        return _not_stored(self._decoded(value))
 
     def _current(self) -> bytes:
         """Return the value of the key. Set one if there is none, so that this never waits."""
@@ -145,7 +145,7 @@ def _tcp_store(params: RendezvousParameters) -> TCPStore:
     try:
         if is_host:
             addresses.resolve(host, port)  # The other nodes must be able to resolve this name.
-        if is_host or (is_host is None and _is_here(host, port)):
+        if is_host or (is_host is None and _is_this_machine(host, port)):
             try:
                 return TCPStore(host, port, is_master=True, timeout=timeout, multi_tenant=True)
             except DistError:
@@ -158,7 +158,7 @@ def _tcp_store(params: RendezvousParameters) -> TCPStore:
         ) from problem
 
 
-def _is_here(host: str, port: int) -> bool:
+def _is_this_machine(host: str, port: int) -> bool:
     """Whether all addresses of an endpoint are this machine's."""
     try:
         found = addresses.resolve(host, port)
@@ -167,7 +167,7 @@ def _is_here(host: str, port: int) -> bool:
     return bool(found) and all(listening.is_local(one) for one in found)
 
 
-def _lost(current: tuple[bytes, Token] | None) -> tuple[bytes, Token, bool] | None:
+def _not_stored(current: tuple[bytes, Token] | None) -> tuple[bytes, Token, bool] | None:
     return None if current is None else (*current, False)
 
 

@@ -78,14 +78,14 @@ class EtcdRendezvousBackend(RendezvousBackend):
         """Replace the state that `token` names; without a token, store the first state."""
         revision = _revision(token)
         if revision is None:
-            return _lost(self.get_state())
+            return _not_stored(self.get_state())
         try:
             done = self._write(state, revision)
         except EtcdError as problem:
             raise self._unreachable(problem) from None
         if done.succeeded:
             return state, done.revision, True
-        return _lost(self._decoded(done.results[0]))
+        return _not_stored(self._decoded(done.results[0]))
 
     def _write(self, state: bytes, revision: int) -> TxnDone:
         txn = Txn(
@@ -139,5 +139,5 @@ def _revision(token: Token | None) -> int | None:
     return revision if 0 <= revision <= REVISION_MAX else None
 
 
-def _lost(current: tuple[bytes, Token] | None) -> tuple[bytes, Token, bool] | None:
+def _not_stored(current: tuple[bytes, Token] | None) -> tuple[bytes, Token, bool] | None:
     return None if current is None else (*current, False)

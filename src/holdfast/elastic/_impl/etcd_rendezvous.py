@@ -74,14 +74,14 @@ class EtcdRendezvousHandler(MembershipHandler):
 
     def __init__(self, rdzv_impl: EtcdRendezvous, local_addr: str | None) -> None:
         super().__init__(EtcdAccess(rdzv_impl.parameters(local_addr), rdzv_impl.client.settings))
-        self.seat: View | None = None
+        self.last_view: View | None = None
         """The last round that was returned."""
         self._rdzv_impl = rdzv_impl
         rdzv_impl.node = self
 
     def info_of(self, view: View) -> RendezvousInfo:
         """Return a member's view in TorchElastic's form of a round."""
-        self.seat = view
+        self.last_view = view
         return super().info_of(view)
 
     def is_closed(self) -> bool:
@@ -160,15 +160,17 @@ class EtcdRendezvous:
         Returns the version (which is unique among all starts of the run id), the node's rank, and the
         number of nodes.
         """
-        node = self._taking_part()
+        node = self._own_handler()
         info = node.next_rendezvous()
-        assert node.seat is not None
-        version = _version(node.seat.round_term, node.seat.round, node.seat.generation)
+        assert node.last_view is not None
+        version = _version(
+            node.last_view.round_term, node.last_view.round, node.last_view.generation
+        )
         return version, info.rank, info.world_size
 
     def set_closed(self) -> None:
         """End the job for all nodes, and wait until this is decided. The job need not exist."""
-        self._taking_part().set_closed()
+        self._own_handler().set_closed()
 
     def close(self) -> None:
         """Release the created stores and, with `closes_client`, the client. Does not leave the job."""
@@ -248,7 +250,7 @@ class EtcdRendezvous:
     def _store(self, version: str, *below: str) -> EtcdStore:
         return self._stores.store(version.replace(".", "/"), *below)
 
-    def _taking_part(self) -> EtcdRendezvousHandler:
+    def _own_handler(self) -> EtcdRendezvousHandler:
         return self.node or EtcdRendezvousHandler(self, None)
 
 

@@ -18,7 +18,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.errors import EnvironmentProblem, shortage_behind
+from holdfast.errors import EnvironmentProblem, find_shortage
 from holdfast.net.addresses import keep_alive
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.listening import bind, candidates_of
@@ -93,7 +93,7 @@ class TcpStoreServer:
             self._thread = thread.ident or 0
         except (OSError, RuntimeError) as error:
             self.close()
-            shortage = shortage_behind(error)
+            shortage = find_shortage(error)
             raise EnvironmentProblem(
                 f"cannot serve the workers' store on port {self.port}: {error}",
                 hint=shortage.hint if shortage is not None else "",

@@ -51,11 +51,11 @@ class _NotedJob(LiveJob):
 
     def __init__(self) -> None:
         super().__init__()
-        self.news: list[EventRecord] = []
+        self.unpublished: list[EventRecord] = []
 
     def add_event(self, event: EventRecord) -> None:
         super().add_event(event)
-        self.news.append(event)
+        self.unpublished.append(event)
 
 
 class WatchedJob:
@@ -110,7 +110,7 @@ class WatchedJob:
         if model.events is not self._events:  # A new job with the same name.
             self._events = model.events
             self.broadcast.drop_all()
-        news, model.news = model.news, []
+        events, model.unpublished = model.unpublished, []
         node_of = {node.node: at for at, node in enumerate(model.nodes)}
         self.broadcast.publish(
             {
@@ -124,7 +124,7 @@ class WatchedJob:
                 "generations": [_generation(one) for one in reversed(model.generations)],
                 "spans": _spans(model),
             },
-            news,
+            events,
         )
 
     # Other requests.
@@ -156,7 +156,7 @@ class WatchedJob:
             "problems": [f"{node.node}: {node.problem}" for node in found if node.problem],
         }
 
-    def logs_wanted(self, asked: Mapping[str, str]) -> LogsQuery:
+    def parse_logs_query(self, asked: Mapping[str, str]) -> LogsQuery:
         """Parse the parameters of a request for logs; raise `ValueError` if they are invalid."""
         try:
             ranks = parse_ranks(asked.get("ranks", "").replace(" ", ""))
@@ -246,7 +246,7 @@ def _columns(rows: Sequence[RankRow], node_of: dict[str, int]) -> dict[str, list
 
 
 def _time_of_day(at: float) -> float:
-    """Return a time of this host's monotonic clock for people."""
+    """Convert a time of this host's monotonic clock to the time of day."""
     return round(time.time() - time.monotonic() + at, 2)
 
 
@@ -277,7 +277,7 @@ def _read_failures(folders: Sequence[str]) -> tuple[list[Failure], str]:
     try:
         jobs = records.jobs_in(records.read(list(folders), lambda _text: None))
         for run in jobs[0]:
-            records.look_around(run)
+            records.read_other_files(run)
         return model.describe(jobs[0], len(jobs) - 1).failures, ""
     except HoldfastError as problem:
         return [], problem.message

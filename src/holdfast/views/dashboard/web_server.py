@@ -228,7 +228,7 @@ class Dashboard:
 
     async def _logs(self, request: Request) -> Response:
         try:
-            wanted = self._job.logs_wanted(request.query_params)
+            wanted = self._job.parse_logs_query(request.query_params)
         except ValueError as error:
             raise Refused(400, str(error)) from None
         if self._log_streams >= LOG_STREAMS_MAX:

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 VERSION = 1
-"""Raised when the meaning of a key changes, not when a key is added."""
+"""Increased when the meaning of a key changes, not when a key is added."""
 GENERATIONS_SHOWN = 500
-"""Generations in a report; of more, the first and the last half."""
+"""The limit of generations in a report. Beyond it, the ones in the middle are omitted."""
 FAILURES_SHOWN = 200
 NODES_SHOWN = 10_000
 TEXTS_CHARS_MAX = 2_000_000
@@ -57,7 +57,7 @@ TEXTS_CHARS_MAX = 2_000_000
 LINE_CHARS_MAX = 500
 TAILS_SHOWN = 16
 NODES_NAMED = 16
-"""Nodes without a folder that are named."""
+"""How many of the nodes without a folder are named."""
 STACKS = "[holdfast] stacks (pid "
 
 
@@ -278,12 +278,12 @@ class _Merged:
 
     @property
     def unrecorded(self) -> list[str]:
-        """The nodes of the generation of which no record is here, if their names are known."""
+        """The nodes of the generation that have no record in this report, if their names are known."""
         known = {node.run.node for node in self.nodes}
         return [name for name in self.members if name not in known]
 
     def lost(self, following: _Merged) -> list[str]:
-        """The nodes whose record ends here, and those without a record that the next generation lacks."""
+        """Return the nodes whose record ends here; if none, those without a record that are not in the next generation."""
         lost = [node.run.node for node in self.nodes if node.generations[self.number].is_lost]
         if not lost and following.members:
             lost = [name for name in self.unrecorded if name not in following.members]
@@ -297,10 +297,10 @@ class _Merged:
 
     def failures(self) -> list[tuple[NodeRun, WorkerFailure]]:
         found = [(node, one) for node, part in self.parts for one in part.failures]
-        found.sort(key=lambda item: (item[1].consequence, self.happened(*item)))
+        found.sort(key=lambda item: (item[1].consequence, self.failed_at(*item)))
         return found
 
-    def happened(self, node: NodeRun, one: WorkerFailure) -> float:
+    def failed_at(self, node: NodeRun, one: WorkerFailure) -> float:
         return self.axis.of_wall(node, one.wall)
 
 
@@ -308,7 +308,7 @@ class _Description:
     """Derives the report from the records, step by step."""
 
     def __init__(self, nodes: Sequence[NodeRun], skipped_jobs: int) -> None:
-        self.nodes = sorted(nodes, key=_place_of)
+        self.nodes = sorted(nodes, key=_sort_key)
         self.axis = _Axis(nodes)
         self.notes: list[str] = []
         self.skipped_jobs = skipped_jobs
@@ -320,7 +320,7 @@ class _Description:
         self.merged_at = {one.number: one for one in self.merged}
         for one, following in pairwise([*self.merged, None]):
             assert one is not None
-            # A missing node may have no record here.
+            # The lost node may be one without a record.
             one.history.is_lost |= one.history.nodes > len(one.nodes) and is_smaller(
                 one.history, following.history if following is not None else None
             )
@@ -343,7 +343,7 @@ class _Description:
         costs = seconds_of(self.spans)
         outcome = self._outcome()
         failures = self._failures()
-        self._note_what_is_missing(outcome)
+        self._note_missing_data(outcome)
         node_spans = [self._node_span(one, node) for one in self.merged for node in one.nodes]
         return Report(
             run_id=run.run_id,
@@ -485,7 +485,7 @@ class _Description:
     def _failures(self) -> list[Failure]:
         found = [
             self._failure(
-                one.number, node.run.node, node.host.name, one.happened(node, failed), failed
+                one.number, node.run.node, node.host.name, one.failed_at(node, failed), failed
             )
             for one in self.merged
             for node, failed in one.failures()
@@ -575,7 +575,7 @@ class _Description:
         }
         return {key: ", ".join(_most_common(values)) for key, values in facts.items()}
 
-    def _note_what_is_missing(self, outcome: Outcome) -> None:
+    def _note_missing_data(self, outcome: Outcome) -> None:
         notes = self.notes
         expected = max((one.history.nodes for one in self.merged), default=0)
         there = max((len(one.parts) for one in self.merged), default=0)
@@ -638,7 +638,7 @@ def _span(one: history.Span) -> Span:
     )
 
 
-def _place_of(node: NodeRun) -> tuple[float, float]:
+def _sort_key(node: NodeRun) -> tuple[float, float]:
     last = node.last
     rank = last.started.group_rank if last is not None else None
     return (float("inf") if rank is None else rank, node.run.wall)

@@ -322,7 +322,7 @@ def read_timeline(path: str, nodes: int = 1) -> list[NodeRun]:
     return runs
 
 
-def look_around(run: NodeRun) -> None:
+def read_other_files(run: NodeRun) -> None:
     """Read the files beside a node's timeline: its failure report, and the ends of its workers' logs.
 
     Logs are read only if no end was recorded; earlier failures are in the timeline.
