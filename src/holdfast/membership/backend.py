@@ -163,7 +163,7 @@ class BackendMembership(ThreadedMembership):
 
     # In the thread.
 
-    async def _open(self) -> BackendDriver:
+    async def _open_driver(self) -> BackendDriver:
         now = asyncio.get_running_loop().time()
         port = self.control.port = open_agent_port(
             self._info.address,
@@ -186,7 +186,7 @@ class BackendMembership(ThreadedMembership):
         monitor = LoopMonitor(now, self._mailbox, self._timeouts.lost_after_s)
         return BackendDriver(session, self.backend, self._mailbox.put, monitor)
 
-    async def _shut(self, drain_s: float) -> None:
+    async def _close_driver(self, drain_s: float) -> None:
         del drain_s
         if self._driver is not None:
             await self._driver.close()

@@ -178,7 +178,7 @@ class CoordinatorMembership(ThreadedMembership):
 
     # In the thread.
 
-    async def _open(self) -> SessionDriver:
+    async def _open_driver(self) -> SessionDriver:
         when_refused = self._take_over if self._may_host else None
         connector = self._connector(self._host, self._port, when_refused=when_refused)
         if self._later:
@@ -198,7 +198,7 @@ class CoordinatorMembership(ThreadedMembership):
             self._serve(self._listener, self._open_state())
         return self._drive(self._endpoints or connector, self._timeouts, self._advice)
 
-    async def _shut(self, drain_s: float) -> None:
+    async def _close_driver(self, drain_s: float) -> None:
         if self._watch is not None:
             self._watch.cancel()
         if self._driver is not None:

@@ -181,7 +181,7 @@ class EtcdMembership(ThreadedMembership):
 
     # In the thread.
 
-    async def _open(self) -> SessionDriver:
+    async def _open_driver(self) -> SessionDriver:
         port = self._port = open_agent_port(
             self._info.address,
             self.credentials,
@@ -205,7 +205,7 @@ class EtcdMembership(ThreadedMembership):
         self._connector = EtcdConnector(self._client, session, self._lease_s, self._cluster)
         return self._drive(self._connector, self._timeouts)
 
-    async def _shut(self, drain_s: float) -> None:
+    async def _close_driver(self, drain_s: float) -> None:
         if self._connector is not None:
             await self._connector.leave(drain_s)
         if self._driver is not None:

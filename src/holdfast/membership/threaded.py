@@ -146,11 +146,11 @@ class ThreadedMembership:
     def store(self, scope: str) -> RoundStore:
         raise NotImplementedError
 
-    async def _open(self) -> Driver:
+    async def _open_driver(self) -> Driver:
         """Open the driver's resources, in the thread; return the driver."""
         raise NotImplementedError
 
-    async def _shut(self, drain_s: float) -> None:
+    async def _close_driver(self, drain_s: float) -> None:
         """Close the driver and its resources, in the thread."""
         raise NotImplementedError
 
@@ -189,7 +189,7 @@ class ThreadedMembership:
         self._closed = self._ending = True
         try:
             if self._thread is not None:
-                self._ask(self._shut(drain_s), drain_s)
+                self._ask(self._close_driver(drain_s), drain_s)
         except Exception as error:  # noqa: BLE001 (closing must not fail)
             console.debug(f"closing the connection to {self.peer} failed: {error!r}")
         finally:
@@ -272,7 +272,7 @@ class ThreadedMembership:
     # In the thread.
 
     async def _start(self) -> None:
-        self._driver = await self._open()
+        self._driver = await self._open_driver()
         self._driver.start()
         asyncio.get_running_loop().call_later(REMIND_S, self._remind)
 
