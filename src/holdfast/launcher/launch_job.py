@@ -226,7 +226,7 @@ def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
             backend=config.rdzv_backend,
             master_addr=addr or local_addr,
             master_port=port,
-            worker_store=config.worker_store or workers_serve_by_environment(),
+            workers_serve=config.worker_store or workers_serve_by_environment(),
             store_access=store_access_of(config),
         )
     from holdfast.rendezvous.registry import get_rendezvous_handler

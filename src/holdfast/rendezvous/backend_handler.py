@@ -135,7 +135,7 @@ class BackendAccess(JobAccess):
         away_s: float = AWAY_S,
         self_fencing: bool = False,
         endpoint: str = "",
-        worker_store: bool = False,
+        workers_serve: bool = False,
         store_address: str = "",
         control: str = ON,
     ) -> None:
@@ -147,7 +147,7 @@ class BackendAccess(JobAccess):
             run_id=settings.run_id,
             node_id=node.node,
             join_timeout_s=timeout.join.total_seconds(),
-            workers_serve=worker_store,
+            workers_serve=workers_serve,
             store_address=store_address,
             store_access=self.job_settings.store.value,
         )
@@ -385,7 +385,7 @@ def create_handler(
         away_s=conf.coordinator_timeout,
         self_fencing=conf.on_lost == "stop",
         endpoint=params.endpoint,
-        worker_store=conf.worker_store,
+        workers_serve=conf.worker_store,
         store_address=address_of(params.local_addr or ""),
         control=conf.control,
     )

@@ -403,7 +403,7 @@ class SingleNodeHandler(RendezvousHandler):
         backend: str = "static",
         master_addr: str | None = None,
         master_port: int | None = None,
-        worker_store: bool = False,
+        workers_serve: bool = False,
         store_access: str = "open",
     ) -> None:
         self._run_id = run_id
@@ -412,7 +412,7 @@ class SingleNodeHandler(RendezvousHandler):
         is_private = store_access == "private"
         self._master_addr = LOOPBACK if is_private or not master_addr else master_addr
         self._master_port = master_port
-        self._worker_store = worker_store
+        self._workers_serve = workers_serve
         self._store_access = store_access
         self._store: WorkerStore | None = None
         self._rounds = 0
@@ -420,7 +420,7 @@ class SingleNodeHandler(RendezvousHandler):
     @property
     def use_agent_store(self) -> bool:
         """Whether the agent serves the workers' store, instead of the worker of rank 0."""
-        return not self._worker_store
+        return not self._workers_serve
 
     @property
     def polls_membership(self) -> bool:
@@ -449,9 +449,9 @@ class SingleNodeHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Return the round of this node, immediately."""
         port = self._master_port
-        if not port or not self._worker_store:
+        if not port or not self._workers_serve:
             if self._store is None:
-                served = not self._worker_store
+                served = not self._workers_serve
                 address = address_of(self._master_addr) if served else ""
                 self._store = WorkerStore(
                     number=port or 0, served=served, address=address, access=self._store_access

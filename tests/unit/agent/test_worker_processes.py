@@ -36,7 +36,7 @@ def environment_of(
     [
         {"master_addr": "head"},
         {"master_port": 29500},
-        {"rdzv_handler": SingleNodeHandler("job", worker_store=True)},
+        {"rdzv_handler": SingleNodeHandler("job", workers_serve=True)},
     ],
 )
 def test_workers_get_use_agent_store_false_if_the_agent_serves_none(

@@ -241,7 +241,9 @@ def test_each_round_of_one_node_has_its_own_store_and_port() -> None:
 
 def test_chosen_worker_address_is_passed_on_without_reserving() -> None:
     before = os.listdir("/proc/self/fd")
-    handler = SingleNodeHandler("job", master_addr="10.1.2.3", master_port=29555, worker_store=True)
+    handler = SingleNodeHandler(
+        "job", master_addr="10.1.2.3", master_port=29555, workers_serve=True
+    )
     where = handler.next_rendezvous().bootstrap_store_info
     assert (where.master_addr, where.master_port) == ("10.1.2.3", 29555)
     assert not handler.use_agent_store
