@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.cli.parser import CommandParser
 from holdfast.control import discovery
-from holdfast.control.discovery import Directory, JobChoice, local_jobs, place_of, stored_jobs
+from holdfast.control.discovery import Directory, JobChoice, local_jobs, location_of, stored_jobs
 from holdfast.control.job_client import JobUnreachable
 from holdfast.control.job_logs import follow_logs, parse_ranks
 from holdfast.core.limits import GRACE_S_MAX, REQUEST_WHY_CHARS_MAX
@@ -296,10 +296,10 @@ async def _ps(args: argparse.Namespace) -> None:
 
 
 async def _jobs_of(choice: JobChoice) -> list[JobSummary]:
-    place = place_of(choice)
-    if isinstance(place, Directory):
-        return await stored_jobs(place)
-    async with await discovery.open_job(place) as client:
+    location = location_of(choice)
+    if isinstance(location, Directory):
+        return await stored_jobs(location)
+    async with await discovery.open_job(location) as client:
         return await client.jobs()
 
 

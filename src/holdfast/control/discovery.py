@@ -105,16 +105,16 @@ class JobChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 async def find_job(
     choice: JobChoice, on_problem: Callable[[str], None] = _ignore
-) -> tuple[Place, list[LocalJob]]:
+) -> tuple[Location, list[LocalJob]]:
     """Return where the chosen job is, and all its agents on this machine.
 
-    If a coordinator has several jobs, the place refers to all of them.
+    If a coordinator has several jobs, the location refers to all of them.
     """
     if choice.names_endpoint:
-        place = place_of(choice)
-        if isinstance(place, Directory) and not place.run_id:
-            place.run_id = only_one(await _run_ids_of(place), f"at {place.where}")
-        return place, []
+        location = location_of(choice)
+        if isinstance(location, Directory) and not location.run_id:
+            location.run_id = only_one(await _run_ids_of(location), f"at {location.where}")
+        return location, []
     found = await local_jobs(on_problem)
     if choice.run_id:
         found = [one for one in found if one.here.run_id == choice.run_id]
@@ -140,8 +140,8 @@ def only_one(names: list[str], where: str) -> str:
     return names[0]
 
 
-def place_of(choice: JobChoice) -> Place:
-    """Return the place of the job, from the flags."""
+def location_of(choice: JobChoice) -> Location:
+    """Return the location of the job, from the flags."""
     backend, endpoint = choice.backend or "c10d", choice.endpoint
     if choice.ha:
         for other, name in ((endpoint, "--rdzv-endpoint"), (choice.backend, "--rdzv-backend")):
@@ -417,24 +417,24 @@ async def read(call: Callable[[], R]) -> R:
         raise JobUnreachable(problem.message, hint=problem.hint) from None
 
 
-async def _run_ids_of(place: Directory) -> list[str]:
-    return await read(lambda: place.run_ids(running=True) or place.run_ids())
+async def _run_ids_of(location: Directory) -> list[str]:
+    return await read(lambda: location.run_ids(running=True) or location.run_ids())
 
 
-async def stored_jobs(place: Directory) -> list[JobSummary]:
+async def stored_jobs(location: Directory) -> list[JobSummary]:
     """Return the jobs of a directory as they are stored, or the chosen one."""
 
     def stored() -> list[JobSummary]:
-        names = [place.run_id] if place.run_id else place.run_ids()
-        return [one for one in map(place.summary, names) if one is not None]
+        names = [location.run_id] if location.run_id else location.run_ids()
+        return [one for one in map(location.summary, names) if one is not None]
 
     try:
         return [printable_summary(one) for one in await read(stored)]
     finally:
-        place.close()
+        location.close()
 
 
-Place = Endpoint | LocalJob | Directory
+Location = Endpoint | LocalJob | Directory
 
 
 # The client of a job.
@@ -442,8 +442,8 @@ Place = Endpoint | LocalJob | Directory
 
 async def connect(choice: JobChoice, on_problem: Callable[[str], None] = _ignore) -> JobClient:
     """Return a client of the chosen job. Raise if no job, or more than one, matches."""
-    place, local_agents = await find_job(choice, on_problem)
-    client = await open_job(place, local_agents)
+    location, local_agents = await find_job(choice, on_problem)
+    client = await open_job(location, local_agents)
     if not client.run_id:
         try:
             client.run_id = only_one(
@@ -455,57 +455,57 @@ async def connect(choice: JobChoice, on_problem: Callable[[str], None] = _ignore
     return client
 
 
-async def open_job(place: Place, local_agents: Iterable[LocalJob] = ()) -> JobClient:
+async def open_job(location: Location, local_agents: Iterable[LocalJob] = ()) -> JobClient:
     """Return a client of a job, or raise `ControlProblem`.
 
     `local_agents` are the job's other agents on this machine. The client sends a query about one of their
     nodes directly to its agent.
     """
-    if isinstance(place, LocalJob):
-        here = place.here
-        connection = await open_socket(place.path, here.run_id, here.node)
+    if isinstance(location, LocalJob):
+        here = location.here
+        connection = await open_socket(location.path, here.run_id, here.node)
         sockets = {one.here.node: one.path for one in local_agents if one.here.node}
         return JobClient(Agents(connection, passes_on=here.coordinated, beside=sockets))
-    if isinstance(place, Directory):
+    if isinstance(location, Directory):
         try:
-            return await _open_listed(place)
+            return await _open_listed(location)
         except BaseException:
-            place.close()
+            location.close()
             raise
-    connection = await open_endpoint(place)
-    read_only = (place.token or b"").startswith(READ_ONLY_PREFIX)
+    connection = await open_endpoint(location)
+    read_only = (location.token or b"").startswith(READ_ONLY_PREFIX)
     return JobClient(Agents(connection, passes_on=True), read_only=read_only)
 
 
-async def _open_listed(place: Directory) -> JobClient:
-    connection, found = await _open_any_agent(place)
+async def _open_listed(location: Directory) -> JobClient:
+    connection, found = await _open_any_agent(location)
 
     async def reopen() -> ControlConnection:
-        return (await _open_any_agent(place))[0]
+        return (await _open_any_agent(location))[0]
 
-    look = lambda: read(place.contacts)  # noqa: E731
+    look = lambda: read(location.contacts)  # noqa: E731
     agents = Agents(connection, passes_on=False, look=look, reopen=reopen, found=found)
-    return JobClient(agents, read_only=found.read_only, closed=place.close)
+    return JobClient(agents, read_only=found.read_only, closed=location.close)
 
 
-async def _open_any_agent(place: Directory) -> tuple[ControlConnection, messages.Contacts]:
+async def _open_any_agent(location: Directory) -> tuple[ControlConnection, messages.Contacts]:
     """Return a connection to the leader's agent, or to the first other agent that responds."""
-    found = await read(place.contacts)
+    found = await read(location.contacts)
     reachable = [one for one in found.contacts if one.port]
     if not reachable:
-        where = f"of {place.run_id!r} at {place.where}"
+        where = f"of {location.run_id!r} at {location.where}"
         if not found.contacts:
-            job = await read(lambda: place.summary(place.run_id))
+            job = await read(lambda: location.summary(location.run_id))
             over = f"; the job is over: {job.outcome}" if job is not None and job.outcome else ""
             raise JobNotFound(f"there is no agent {where}{over}")
         raise JobUnreachable(
             f"the agents {where} are reachable only from their own hosts (control=off)"
         )
-    return await _first_that_responds(reachable, place, found), found
+    return await _first_that_responds(reachable, location, found), found
 
 
 async def _first_that_responds(
-    reachable: list[messages.Contact], place: Directory, found: messages.Contacts
+    reachable: list[messages.Contact], location: Directory, found: messages.Contacts
 ) -> ControlConnection:
     tls = tls_of(found)
     now = asyncio.get_running_loop().time
@@ -519,7 +519,7 @@ async def _first_that_responds(
     try:
         while not responded and (left or trying):
             if left:
-                work = open_contact(left.pop(), place.run_id, found, tls)
+                work = open_contact(left.pop(), location.run_id, found, tls)
                 trying.add(asyncio.ensure_future(work))
             done, trying = await asyncio.wait(
                 trying, timeout=STAGGER_S if left else None, return_when=asyncio.FIRST_COMPLETED
@@ -538,8 +538,8 @@ async def _first_that_responds(
         for connection in responded[1:]:
             connection.close()
         return responded[0]
-    job = await read(lambda: place.summary(place.run_id))
+    job = await read(lambda: location.summary(location.run_id))
     if job is not None and job.outcome:
-        raise JobNotFound(f"job {place.run_id!r} is over: {job.outcome}")
+        raise JobNotFound(f"job {location.run_id!r} is over: {job.outcome}")
     assert problem is not None
     raise problem

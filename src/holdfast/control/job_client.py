@@ -464,24 +464,24 @@ class _AtSocket(asyncio.Protocol):
             self._transport.abort()
 
 
-async def open_endpoint(place: Endpoint) -> ControlConnection:
+async def open_endpoint(endpoint: Endpoint) -> ControlConnection:
     """Return a connection to a coordinator."""
-    is_for_all = place.token is not None and place.token.startswith(READ_ONLY_ALL_PREFIX)
+    is_for_all = endpoint.token is not None and endpoint.token.startswith(READ_ONLY_ALL_PREFIX)
     connector = CoordinatorConnector(
-        place.host,
-        place.port,
-        run_id="" if is_for_all else place.run_id,
-        token=place.token,
-        tls=place.tls,
-        server_name=place.server_name,
-        own_users_only=place.token is None,
+        endpoint.host,
+        endpoint.port,
+        run_id="" if is_for_all else endpoint.run_id,
+        token=endpoint.token,
+        tls=endpoint.tls,
+        server_name=endpoint.server_name,
+        own_users_only=endpoint.token is None,
     )
-    where = f"the coordinator at {place.host}:{place.port}"
+    where = f"the coordinator at {endpoint.host}:{endpoint.port}"
     try:
         connection = await connector.connect()
     except ConnectFailed as problem:
         raise JobUnreachable(f"cannot connect to {where}: {problem.why}") from None
-    opened = ControlConnection(place.run_id)
+    opened = ControlConnection(endpoint.run_id)
     opened.use(connection)
     return opened
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.cli.operate import build_parser, choice_of
-from holdfast.control.discovery import place_of
+from holdfast.control.discovery import location_of
 from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
 from holdfast.net import token as token_module
 from holdfast.net.token import TOKEN_BYTES_MAX, choose_token, load_token, make_token, own_token
@@ -217,7 +217,7 @@ def test_new_token_replaces_the_old_one(home: Path) -> None:
 @pytest.mark.parametrize("place", [("--rdzv-endpoint", "node0"), ("--ha", "node0,node1")])
 def test_query_of_a_job_creates_no_token(home: Path, place: tuple[str, str]) -> None:
     with pytest.raises(EnvironmentProblem, match=r"\.holdfast/token"):
-        place_of(choice_of(build_parser("status").parse_args([*place, "--rdzv-id", "job"])))
+        location_of(choice_of(build_parser("status").parse_args([*place, "--rdzv-id", "job"])))
     assert not os.listdir(home)
 
 
