@@ -119,12 +119,6 @@ class EtcdTeam(Cluster):
         """Return the output of each agent so far."""
         return {name: agent.output() for name, agent in self.agents.items()}
 
-    def finish(self, starts: dict[str, Any]) -> dict[str, int]:
-        """Let these workers exit with success; return the exit codes of all agents."""
-        for start in starts.values():
-            start.finish()
-        return self.codes()
-
 
 class MakeTeam(Protocol):
     """Creates the agents of a job, as `Cluster` does."""

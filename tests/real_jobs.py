@@ -23,6 +23,21 @@ HOLDFAST = (sys.executable, "-m", "holdfast")
 PATIENCE_S = 60
 
 
+def holdfast(
+    *words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of Holdfast to its end."""
+    return subprocess.run(
+        [*HOLDFAST, *words],
+        env={**os.environ, **(env or {})},
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
 class WorkerMessages:
     """A named pipe to which workers write lines with `send` (see `SCRIPT_HEAD`)."""
 

@@ -85,6 +85,12 @@ def fail_all(starts: Iterable[Start]) -> None:
             start.fail()
 
 
+def finish_all(starts: Iterable[Start]) -> None:
+    """Order workers to exit with success."""
+    for start in starts:
+        start.finish()
+
+
 class Agent:
     """One `holdfast run` of a cluster, or its coordinator."""
 
@@ -271,6 +277,17 @@ class Cluster:
         assert len(starts) == workers, f"two workers of one agent: {by_rank}"
         return starts
 
+    def form(self, *names: str, conf: str = "") -> dict[str, Start]:
+        """Start agents with one worker each; return the starts of their first generation."""
+        self.start_all(*names, conf=conf)
+        return self.generation(len(names))
+
+    def form_at_host(self, host: str, *names: str) -> dict[str, Start]:
+        """Start the agent that coordinates, then others; return the starts of their first generation."""
+        self.start_host(host)
+        self.start_all(*names)
+        return self.generation(1 + len(names))
+
     def ranks(self, workers: int) -> list[Start]:
         """Wait until this many workers of one generation have started; return them by rank."""
         seen: dict[int, dict[int, Start]] = {}
@@ -311,6 +328,11 @@ class Cluster:
     def codes(self) -> dict[str, int]:
         """Wait as `end` does; return only the exit codes."""
         return {name: code for name, (code, _) in self.end().items()}
+
+    def finish(self, starts: Mapping[str, Start]) -> dict[str, int]:
+        """Order these workers to exit with success; return the exit codes of all agents."""
+        finish_all(starts.values())
+        return self.codes()
 
     def is_quiet(self) -> bool:
         """Whether no worker has reported a start that the test has not read."""

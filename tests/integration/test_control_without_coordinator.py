@@ -265,9 +265,7 @@ def test_silent_clients_do_not_affect_an_agent_and_a_set_token_is_required(
         machines.stop("b")
 
 
-def test_every_node_in_a_shared_folder_can_be_watched_and_steered(
-    tmp_path: Path,
-) -> None:
+def test_every_node_in_a_shared_folder_can_be_watched_and_steered(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir(0o700)
     flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"), "--local-addr", "127.0.0.1")

@@ -90,9 +90,7 @@ def test_untrusted_certificate_is_reported_immediately(
         assert "tls_ca" in refusal.why
 
 
-def test_missing_client_certificate_is_reported(
-    tls: tuple[Pair, Pair],
-) -> None:
+def test_missing_client_certificate_is_reported(tls: tuple[Pair, Pair]) -> None:
     ca, head = tls
     conf = f"--rdzv-conf=tls_cert={head.cert},tls_key={head.key},tls_ca={ca.cert}"
     with Coordinator("--endpoint=127.0.0.1:0", conf) as coordinator:

@@ -88,8 +88,7 @@ def test_job_on_etcd_continues_after_the_loss_of_all_nodes(tmp_path: Path) -> No
         fence = fence_of(before)
         for name in "ab":
             cluster.agents[name].freeze()
-        cluster.start_all("c", "d")
-        others = cluster.generation(2)
+        others = cluster.form("c", "d")
         assert {one.generation for one in others.values()} == {before.generation + 1}
         assert {one.restarts for one in others.values()} == {1}
         assert fence_of(others["c"]) == fence_of(others["d"]) > fence

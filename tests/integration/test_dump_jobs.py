@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from observed_jobs import ObservedJob
-from real_jobs import HOLDFAST, PATIENCE_S
+from real_jobs import holdfast
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,9 +28,7 @@ compute() if RANK == "0" else wait_for_rank_zero()
 
 def dumped(run_id: str) -> tuple[int, list[str], str]:
     """Return the exit code, a text for each worker, and the standard error."""
-    done = subprocess.run(
-        [*HOLDFAST, "dump", "--run-id", run_id], capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    done = holdfast("dump", "--run-id", run_id)
     return done.returncode, done.stdout.split("== ")[1:], done.stderr
 
 

@@ -39,9 +39,7 @@ def test_restart_of_etcd_restarts_no_worker(tmp_path: Path) -> None:
             tmp_path, OBEY, "--max-restarts=1", etcd=etcd, nnodes="2", conf=f"{SOON},on_lost=run"
         ) as cluster,
     ):
-        cluster.start_host("a")
-        cluster.start_all("b")
-        starts = cluster.generation(2)
+        starts = cluster.form_at_host("a", "b")
         etcd.compact()
         etcd.kill()
         for agent in cluster.agents.values():
@@ -79,9 +77,7 @@ def test_hanging_or_killed_etcd_member_restarts_no_worker(tmp_path: Path) -> Non
         first, second, third = members.members
         where = members.endpoints
         with EtcdTeam(tmp_path, OBEY, *flags, etcd=third, endpoint=where, nnodes="2") as cluster:
-            cluster.start_host("a")
-            cluster.start("b")
-            starts = cluster.generation(2)
+            starts = cluster.form_at_host("a", "b")
             first.pause()
             members.leader()
             assert cluster.is_quiet()
@@ -154,9 +150,7 @@ def test_full_etcd_is_reported_and_stops_no_workers(tmp_path: Path) -> None:
             tmp_path, OBEY, *flags, etcd=etcd, nnodes="2", conf=f"{QUICK},on_lost=run"
         ) as cluster,
     ):
-        cluster.start_host("a")
-        cluster.start_all("b")
-        starts = cluster.generation(2)
+        starts = cluster.form_at_host("a", "b")
         etcd.fill_up()
         starts["b"].fail()
         output = cluster.agents["b"].wait_for_output("lost the connection to etcd")

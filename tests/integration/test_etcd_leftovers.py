@@ -28,9 +28,7 @@ def test_finished_job_leaves_only_its_outcome_which_late_nodes_read(
     tmp_path: Path, etcd: Etcd, how: str
 ) -> None:
     with EtcdTeam(tmp_path, OBEY, etcd=etcd, nnodes="2", backend="etcd-v2") as cluster:
-        cluster.start_host("a")
-        cluster.start("b")
-        starts = cluster.generation(2)
+        starts = cluster.form_at_host("a", "b")
         cluster.start("spare")
         cluster.agents["spare"].wait_for_output("standing by")
         assert {one.ttl_s > 0 for one in cluster.left().values()} == {True}

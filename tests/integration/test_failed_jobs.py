@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from real_jobs import HOLDFAST
+from real_jobs import holdfast
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,20 +20,12 @@ time.sleep(1000)
 """
 
 
-def holdfast(folder: Path, *words: str, script: str | None = None) -> tuple[int, str]:
-    """Run the command; return its exit code and what it wrote to standard error."""
-    if script is not None:
-        (folder / "train.py").write_text(script)
+def ended(folder: Path, *words: str, script: str) -> tuple[int, str]:
+    """Run a job; return its exit code and what it wrote to standard error."""
+    (folder / "train.py").write_text(script)
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
-    done = subprocess.run(
-        [*HOLDFAST, *words],
-        cwd=folder,
-        env={**os.environ, "TMPDIR": str(temporary)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = holdfast("run", *words, env={"TMPDIR": str(temporary)}, cwd=folder)
     return done.returncode, done.stderr
 
 
@@ -57,7 +46,7 @@ def holdfast(folder: Path, *words: str, script: str | None = None) -> tuple[int,
 def test_failure_of_an_undecorated_script_is_reported_in_full(
     tmp_path: Path, flags: list[str]
 ) -> None:
-    code, err = holdfast(tmp_path, "run", "--nproc-per-node=2", *flags, "train.py", script=RAISES)
+    code, err = ended(tmp_path, "--nproc-per-node=2", *flags, "train.py", script=RAISES)
     report = err[err.index("=====") :]
     assert code == 1
     assert "Root Cause (first observed failure):" in report
@@ -73,23 +62,11 @@ def test_failure_of_an_undecorated_script_is_reported_in_full(
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_traceback_begins_with_the_users_code(tmp_path: Path, method: str) -> None:
-    words = ("run", "--nproc-per-node=2", "--run-path", f"--start-method={method}", "train.py")
-    _, err = holdfast(tmp_path, *words, script=RAISES)
+    words = ("--nproc-per-node=2", "--run-path", f"--start-method={method}", "train.py")
+    _, err = ended(tmp_path, *words, script=RAISES)
     assert "ValueError: no room" in err
     assert "holdfast/" not in err
     assert "runpy" not in err
-
-
-def test_failure_report_is_available_as_json(tmp_path: Path) -> None:
-    words = ("run", "--nproc-per-node=2", "--log-dir=logs", "train.py")
-    code, err = holdfast(tmp_path, *words, script=RAISES)
-    [path] = (tmp_path / "logs").rglob("failure.json")
-    assert code == 1
-    assert str(path) in err
-    report = json.loads(path.read_text())
-    assert report["first"]["rank"] == 1
-    assert "ValueError: no room" in report["first"]["traceback"]
-    assert [other["consequence"] for other in report["others"]] == [True]
 
 
 ENDINGS = {
@@ -103,34 +80,21 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("how", ENDINGS)
-@pytest.mark.parametrize("compat", [False, True])
-def test_exit_code_is_the_workers_own(tmp_path: Path, how: str, *, compat: bool) -> None:
-    script, expected = ENDINGS[how]
-    flags = ["--exit-code-compat"] if compat else []
-    code, err = holdfast(tmp_path, "run", *flags, "train.py", script=script)
-    assert code == (min(expected, 1) if compat else expected)
+@pytest.mark.parametrize(("script", "expected"), ENDINGS.values(), ids=ENDINGS)
+def test_exit_code_is_the_workers_own(tmp_path: Path, script: str, expected: int) -> None:
+    code, err = ended(tmp_path, "train.py", script=script)
+    assert code == expected
     assert "holdfast/" not in err  # No traceback of Holdfast itself.
 
 
 def test_temporary_logs_are_removed_after_success_and_kept_after_failure(tmp_path: Path) -> None:
-    holdfast(tmp_path, "run", "train.py", script="")
+    ended(tmp_path, "train.py", script="")
     assert not list((tmp_path / "tmp").iterdir())
-    holdfast(tmp_path, "run", "train.py", script="raise SystemExit(3)")
+    ended(tmp_path, "train.py", script="raise SystemExit(3)")
     assert len(list((tmp_path / "tmp").rglob("failure.json"))) == 1
 
 
-def test_requested_output_is_kept_and_its_path_shown(tmp_path: Path) -> None:
-    code, err = holdfast(tmp_path, "run", "--redirects=3", "train.py", script="print('hello')")
-    [log] = (tmp_path / "tmp").rglob("stdout.log")
-    assert code == 0
-    assert log.read_text() == "hello\n"
-    assert str(log.parent.parent.parent) in err
-
-
-def test_failing_worker_that_is_stopped_keeps_its_own_exit_code(
-    tmp_path: Path,
-) -> None:
+def test_failing_worker_that_is_stopped_keeps_its_own_exit_code(tmp_path: Path) -> None:
     """Schedulers read 143 as preemption and start the job again."""
     script = """
 import atexit, os, time
@@ -145,7 +109,7 @@ def main():
     raise ValueError("second")
 main()
 """
-    code, err = holdfast(tmp_path, "run", "--nproc-per-node=2", "train.py", script=script)
+    code, err = ended(tmp_path, "--nproc-per-node=2", "train.py", script=script)
     assert "rank      : 0" in err
     assert "ValueError: first" in err
     assert code == 1
@@ -163,8 +127,8 @@ while not os.path.exists(here[:-1] + "0/ready"):
     pass
 sys.exit(5)
 """
-    words = ("run", "--nproc-per-node=2", "--shutdown-timeout=0.1", "train.py")
-    code, err = holdfast(tmp_path, *words, script=script)
+    words = ("--nproc-per-node=2", "--shutdown-timeout=0.1", "train.py")
+    code, err = ended(tmp_path, *words, script=script)
     assert code == 5
     assert "killed by SIGKILL (did not exit in time after the stop signal)" in err
     assert "out-of-memory" not in err

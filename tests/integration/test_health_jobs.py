@@ -85,9 +85,7 @@ def test_waiting_agent_is_alive_and_not_ready(tmp_path: Path) -> None:
         team.start("b")
         workers = team.generation(2)
         await_ready(port)
-        for worker in workers.values():
-            worker.finish()
-        assert team.codes() == {"a": 0, "b": 0}
+        assert team.finish(workers) == {"a": 0, "b": 0}
 
 
 def test_stopped_agent_does_not_respond_to_probes(tmp_path: Path) -> None:

@@ -24,13 +24,12 @@ from holdfast.etcd.sync_client import EtcdClient
 from holdfast.net.token_certificates import make_certificate as make_token_certificate
 from holdfast.processes.local_workers import local_workers
 from real_jobs import HOLDFAST, PATIENCE_S, Watched
-from real_teams import OBEY, QUICK, Agent, Cluster, descendants, reserved_port_pairs
+from real_teams import OBEY, QUICK, Agent, Cluster, descendants, finish_all, reserved_port_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from real_teams import Start
 
 LISTED = 3
 MACHINES = 4
@@ -100,11 +99,6 @@ def listed() -> Iterator[str]:
         yield ",".join(f"127.0.0.1:{port}" for port in ports)
 
 
-def finish(starts: dict[str, Start]) -> None:
-    for start in starts.values():
-        start.finish()
-
-
 def etcd_of(agent: Agent) -> int:
     """Return the process of an agent's member."""
     return next(pid for pid in descendants(agent.pid) if name_of(pid) == "etcd")
@@ -137,7 +131,7 @@ def test_cluster_survives_replacing_each_machine_and_a_cut_of_the_majority(
         starts = cluster.generation(4)
         numbers.append(starts["3a"].generation)
         assert numbers == sorted(set(numbers))
-        finish(starts)
+        finish_all(starts.values())
         assert cluster.codes() == {"0b": 0, "1b": 0, "2b": 0, "3a": 0}
 
 
@@ -157,7 +151,7 @@ def test_loss_of_the_majority_ends_the_job_before_new_machines_start(
         Watched(before["2a"].pid).assert_exited()
         starts = cluster.generation(2)
         assert starts.keys() == {"0b", "1b"}
-        finish(starts)
+        finish_all(starts.values())
         assert cluster.codes() == {"0b": 0, "1b": 0}
 
 
@@ -165,8 +159,7 @@ def test_failed_member_restarts_no_worker_and_a_killed_agent_leaves_nothing(
     tmp_path: Path, listed: str
 ) -> None:
     with OwnCluster(tmp_path, "2:3", listed) as cluster:
-        cluster.start_all("a", "b", "c")
-        starts = cluster.generation(3)
+        starts = cluster.form("a", "b", "c")
         assert len(cluster.folders()) == LISTED
         hung = etcd_of(cluster.agents["a"])
         assert hung not in {one.pid for one in local_workers()}
@@ -186,7 +179,7 @@ def test_failed_member_restarts_no_worker_and_a_killed_agent_leaves_nothing(
         after = cluster.generation(2)
         assert len(cluster.folders()) == 2
         assert after["a"].generation > starts["a"].generation
-        finish(after)
+        finish_all(after.values())
         assert cluster.codes() == {"a": 0, "b": 0}
         assert cluster.folders() == []
 
@@ -205,7 +198,7 @@ def test_leader_killed_with_its_member_is_detected_immediately(tmp_path: Path, l
         cluster.agents.pop(leader).kill()
         after = cluster.generation(2)
         assert after.keys() == starts.keys() - {leader}
-        finish(after)
+        finish_all(after.values())
         assert set(cluster.codes().values()) == {0}
 
 
@@ -225,7 +218,7 @@ def test_clients_without_the_token_are_refused_and_another_job_learns_who_holds_
         )  # fmt: skip
         assert other.returncode == 78
         assert re.search(rf"port {port}\b.* pid {etcd_of(agent)},", other.stderr), other.stderr
-        finish(starts)
+        finish_all(starts.values())
         assert cluster.codes() == {"a": 0}
 
 
@@ -256,11 +249,10 @@ def test_users_certificates_protect_both_ports(tmp_path: Path, listed: str) -> N
     conf = f"tls_cert={pair.cert},tls_key={pair.key},tls_ca={ca.cert}"
     two = ",".join(listed.split(",")[:2])
     with OwnCluster(tmp_path, "2", two, conf=conf) as cluster:
-        cluster.start_all("a", "b")
-        starts = cluster.generation(2)
+        starts = cluster.form("a", "b")
         port = int(two.rpartition(":")[2])
         assert not lets_in(tmp_path, port, None)
-        finish(starts)
+        finish_all(starts.values())
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
@@ -307,7 +299,7 @@ def test_standalone_member_serves_consecutive_jobs(
             cluster.start_all(*names)
             starts = cluster.generation(2)
             fences.append(fence_of(starts[names[0]].pid))
-            finish(starts)
+            finish_all(starts.values())
             for name in names:
                 code, output = cluster.agents.pop(name).end()
                 assert code == 0, output

@@ -20,7 +20,7 @@ from holdfast.processes.failures.failure import ProcessFailure
 from holdfast.processes.failures.failure_report import FailedWorker
 from other_users import STRANGER, shared_folder
 from real_coordinators import RawClient
-from real_jobs import HOLDFAST, PATIENCE_S, Job
+from real_jobs import Job, holdfast
 from real_teams import OBEY, Cluster
 
 if TYPE_CHECKING:
@@ -190,8 +190,8 @@ def test_hostile_process_name_of_another_user_is_escaped() -> None:
 
 def dumped(pid: str) -> tuple[int, str]:
     """Return the exit code and the output of `holdfast dump`."""
-    done = subprocess.run([*HOLDFAST, "dump", pid], capture_output=True, timeout=PATIENCE_S)
-    return done.returncode, done.stdout.decode()
+    done = holdfast("dump", pid)
+    return done.returncode, done.stdout
 
 
 THREADS = f"""

@@ -12,35 +12,25 @@ from typing import TYPE_CHECKING
 import pytest
 
 from real_jobs import PATIENCE_S
-from real_teams import OBEY, Cluster, free_port
+from real_teams import OBEY, Cluster, finish_all, free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from etcd_teams import MakeTeam
-    from real_teams import Start
-
-
-def finish(*starts: Start) -> None:
-    for start in starts:
-        start.finish()
 
 
 @pytest.mark.parametrize("nnodes", ["2", "1:2"])
 def test_nodes_form_a_job_and_end_it_together(tmp_path: Path, team: MakeTeam, nnodes: str) -> None:
     with team(tmp_path, OBEY, nnodes=nnodes) as cluster:
-        cluster.start_all("a", "b")
-        starts = cluster.generation(2)
-        finish(*starts.values())
-        assert cluster.codes() == {"a": 0, "b": 0}
+        starts = cluster.form("a", "b")
+        assert cluster.finish(starts) == {"a": 0, "b": 0}
 
 
 def test_job_with_default_settings_forms_after_the_settle_time(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2:4", conf="") as cluster:
-        cluster.start_all("a", "b")
-        starts = cluster.generation(2)
-        finish(*starts.values())
-        assert cluster.codes() == {"a": 0, "b": 0}
+        starts = cluster.form("a", "b")
+        assert cluster.finish(starts) == {"a": 0, "b": 0}
 
 
 SHAPES = """
@@ -78,26 +68,6 @@ def test_nodes_with_different_sizes_and_roles_agree_on_all_ranks(
     assert [start.node for start in starts] == sorted(start.node for start in starts)
 
 
-def test_worker_can_serve_at_the_master_address(tmp_path: Path) -> None:
-    script = """
-    assert E["TORCHELASTIC_USE_AGENT_STORE"] == "False"
-    import socket
-    host, port = E["MASTER_ADDR"], int(E["MASTER_PORT"])
-    if RANK == "0":
-        with socket.create_server((host, port)) as server:
-            send("open"), server.accept()[0].close()
-    else:
-        obey()
-        socket.create_connection((host, port)).close()
-    """
-    with Cluster(tmp_path, script, "--worker-store", nnodes="2") as cluster:
-        cluster.start_all("a", "b")
-        received = [cluster.messages.next() for _ in range(3)]
-        other = next(words for words in received if len(words) > 2 and words[1] == "1")
-        os.kill(int(other[-1]), signal.SIGUSR1)
-        assert cluster.codes() == {"a": 0, "b": 0}
-
-
 def test_several_joiners_cost_one_restart(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="1:3", conf="settle=3") as cluster:
         cluster.start("a")
@@ -107,8 +77,7 @@ def test_several_joiners_cost_one_restart(tmp_path: Path) -> None:
         assert {start.generation for start in starts.values()} == {1}
         assert {start.restarts for start in starts.values()} == {0}
         assert starts["a"].rank == 0
-        finish(*starts.values())
-        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
+        assert cluster.finish(starts) == {"a": 0, "b": 0, "c": 0}
         assert cluster.is_quiet()
 
 
@@ -116,12 +85,11 @@ def test_nodes_above_the_maximum_stand_by_and_exit_with_success(
     tmp_path: Path, team: MakeTeam
 ) -> None:
     with team(tmp_path, OBEY, nnodes="2") as cluster:
-        cluster.start_all("a", "b")
-        starts = cluster.generation(2)
+        starts = cluster.form("a", "b")
         cluster.start_all("c", "d")
         for name in "cd":
             cluster.agents[name].wait_for_output("standing by")
-        finish(*starts.values())
+        finish_all(starts.values())
         ends = cluster.end()
         assert {name: code for name, (code, _) in ends.items()} == dict.fromkeys("abcd", 0)
         assert cluster.is_quiet()
@@ -131,23 +99,19 @@ def test_nodes_above_the_maximum_stand_by_and_exit_with_success(
 
 def test_stopping_a_standby_restarts_no_worker(tmp_path: Path, team: MakeTeam) -> None:
     with team(tmp_path, OBEY, nnodes="2") as cluster:
-        cluster.start_all("a", "b")
-        starts = cluster.generation(2)
+        starts = cluster.form("a", "b")
         cluster.start("spare")
         cluster.agents["spare"].wait_for_output("standing by")
         cluster.agents["spare"].signal(signal.SIGTERM)
         assert cluster.agents["spare"].end()[0] == 128 + signal.SIGTERM
         assert cluster.is_quiet()
-        finish(*starts.values())
-        assert cluster.codes() == {"a": 0, "b": 0, "spare": 128 + signal.SIGTERM}
+        assert cluster.finish(starts) == {"a": 0, "b": 0, "spare": 128 + signal.SIGTERM}
         assert cluster.is_quiet()
 
 
 def test_standby_takes_over_the_ranks_of_a_killed_node(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="3") as cluster:
-        cluster.start_host("host")
-        cluster.start_all("b", "c")
-        before = cluster.generation(3)
+        before = cluster.form_at_host("host", "b", "c")
         cluster.start("spare")
         cluster.agents["spare"].wait_for_output("standing by")
         cluster.agents["b"].kill()
@@ -156,8 +120,7 @@ def test_standby_takes_over_the_ranks_of_a_killed_node(tmp_path: Path) -> None:
         assert after["c"].rank == before["c"].rank
         assert after["host"].rank == before["host"].rank
         assert {start.restarts for start in after.values()} == {0}
-        finish(*after.values())
-        assert cluster.codes() == {"host": 0, "b": -signal.SIGKILL, "c": 0, "spare": 0}
+        assert cluster.finish(after) == {"host": 0, "b": -signal.SIGKILL, "c": 0, "spare": 0}
 
 
 def test_spares_wait_until_one_is_needed(tmp_path: Path) -> None:
@@ -171,7 +134,7 @@ def test_spares_wait_until_one_is_needed(tmp_path: Path) -> None:
         cluster.agents[lost].kill()
         after = cluster.generation(2)
         assert after[idle].rank == before[lost].rank
-        finish(*after.values())
+        finish_all(after.values())
         codes = cluster.codes()
         assert codes.pop(lost) == -signal.SIGKILL
         assert set(codes.values()) == {0}
@@ -185,30 +148,25 @@ def test_signalled_node_leaves_and_the_others_regroup(
 ) -> None:
     """Leaving is not charged: the job continues even with a budget of 0."""
     with team(tmp_path, OBEY, "--max-restarts=0", nnodes="2:3") as cluster:
-        cluster.start_host("a")
-        cluster.start_all("b", "c")
-        cluster.generation(3)
+        cluster.form_at_host("a", "b", "c")
         leaver = "a" if who == "the host" else "b"
         cluster.agents[leaver].signal(signum)
         assert cluster.agents[leaver].end()[0] == code
         starts = cluster.generation(2)
         assert set(starts) == {"a", "b", "c"} - {leaver}
-        finish(*starts.values())
+        finish_all(starts.values())
         expected = {"a": 0, "b": 0, "c": 0, leaver: code}
         assert cluster.codes() == expected
 
 
 def test_node_that_left_can_rejoin(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
-        cluster.start_host("a")
-        cluster.start("b")
-        cluster.generation(2)
+        cluster.form_at_host("a", "b")
         cluster.agents["b"].signal(signal.SIGTERM)
         assert cluster.agents["b"].end()[0] == 128 + signal.SIGTERM
         cluster.start("again")
         starts = cluster.generation(2)
-        finish(*starts.values())
-        assert cluster.codes() == {"a": 0, "b": 128 + signal.SIGTERM, "again": 0}
+        assert cluster.finish(starts) == {"a": 0, "b": 128 + signal.SIGTERM, "again": 0}
 
 
 def test_signal_ends_the_wait_for_nodes(tmp_path: Path) -> None:

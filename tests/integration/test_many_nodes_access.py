@@ -77,9 +77,7 @@ def test_only_nodes_with_the_token_can_join(tmp_path: Path) -> None:
             until(lambda seen=seen: seen.exists() or None)  # type: ignore[misc]
             assert "HOLDFAST_TOKEN" not in seen.read_text()
         undisturbed(cluster, "a", "b")
-        for start in starts.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0, "wrong": 78, "none": 78}
+        assert cluster.finish(starts) == {"a": 0, "b": 0, "wrong": 78, "none": 78}
 
 
 def test_token_can_be_read_from_a_configured_file(tmp_path: Path) -> None:
@@ -88,9 +86,7 @@ def test_token_can_be_read_from_a_configured_file(tmp_path: Path) -> None:
     file.chmod(0o600)
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_all("a", "b", conf=f"token_file={file}")
-        for start in cluster.generation(2).values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0}
+        assert cluster.finish(cluster.generation(2)) == {"a": 0, "b": 0}
 
 
 @pytest.mark.parametrize("key", ["tls_cacert=/no/such/ca.pem", "token=secret", "tls_verify=1"])
@@ -122,9 +118,7 @@ def test_token_missing_at_the_coordinator_is_reported(tmp_path: Path) -> None:
         cluster.start("eager", env={"HOLDFAST_TOKEN": TOKEN})
         assert "token" in one_line_from(cluster, "eager")
         cluster.start("b")
-        for start in cluster.generation(2).values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "eager": 78, "b": 0}
+        assert cluster.finish(cluster.generation(2)) == {"a": 0, "eager": 78, "b": 0}
 
 
 def test_only_nodes_with_tls_can_join_a_tls_coordinator(tmp_path: Path) -> None:
@@ -140,9 +134,12 @@ def test_only_nodes_with_tls_can_join_a_tls_coordinator(tmp_path: Path) -> None:
         cluster.start("distrustful", conf=f"tls_ca={other.cert}")
         assert "certificate" in one_line_from(cluster, "distrustful")
         cluster.start("b", conf=serving)
-        for start in cluster.generation(2).values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "plain": 78, "distrustful": 78, "b": 0}
+        assert cluster.finish(cluster.generation(2)) == {
+            "a": 0,
+            "plain": 78,
+            "distrustful": 78,
+            "b": 0,
+        }
 
 
 def test_nodes_encrypt_with_their_token_if_python_supports_psk(tmp_path: Path) -> None:
@@ -162,9 +159,7 @@ def test_nodes_encrypt_with_their_token_if_python_supports_psk(tmp_path: Path) -
         )
         assert "token" in one_line_from(cluster, "wrong")
         cluster.start("b", conf="tls=psk", env=token)
-        for start in cluster.generation(2).values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "plain": 78, "wrong": 78, "b": 0}
+        assert cluster.finish(cluster.generation(2)) == {"a": 0, "plain": 78, "wrong": 78, "b": 0}
 
 
 def test_tls_client_of_a_plain_coordinator_gets_an_explanation(tmp_path: Path) -> None:
@@ -174,9 +169,7 @@ def test_tls_client_of_a_plain_coordinator_gets_an_explanation(tmp_path: Path) -
         cluster.start("tls", conf=f"{SOON},tls_ca={ca.cert}")
         assert "TLS" in one_line_from(cluster, "tls")
         cluster.start("b")
-        for start in cluster.generation(2).values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "tls": 78, "b": 0}
+        assert cluster.finish(cluster.generation(2)) == {"a": 0, "tls": 78, "b": 0}
 
 
 NONSENSE = {
@@ -193,8 +186,7 @@ NONSENSE = {
 
 def test_invalid_data_at_the_port_does_not_affect_the_job(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
-        cluster.start_all("a", "b")
-        starts = cluster.generation(2)
+        starts = cluster.form("a", "b")
         for sent in NONSENSE.values():
             with socket.create_connection((cluster.host, cluster.port), PATIENCE_S) as peer:
                 try:
@@ -204,7 +196,5 @@ def test_invalid_data_at_the_port_does_not_affect_the_job(tmp_path: Path) -> Non
                 except ConnectionError:
                     pass  # The coordinator closed before it had read everything.
         undisturbed(cluster, "a", "b")
-        for start in starts.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0}
+        assert cluster.finish(starts) == {"a": 0, "b": 0}
         assert cluster.is_quiet()

@@ -26,9 +26,7 @@ def test_static_nodes_have_their_given_ranks(tmp_path: Path) -> None:
             cluster.start(name, f"--node-rank={rank}")
         starts = cluster.generation(3)
         assert {name: start.rank for name, start in starts.items()} == {"a": 0, "b": 1, "c": 2}
-        for start in starts.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
+        assert cluster.finish(starts) == {"a": 0, "b": 0, "c": 0}
 
 
 def test_static_node_can_be_lost_and_restarted(tmp_path: Path) -> None:
@@ -40,9 +38,7 @@ def test_static_node_can_be_lost_and_restarted(tmp_path: Path) -> None:
         cluster.start("again", "--node-rank=1")
         starts = cluster.generation(2)
         assert (starts["a"].rank, starts["again"].rank) == (0, 1)
-        for start in starts.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": KILLED, "again": 0}
+        assert cluster.finish(starts) == {"a": 0, "b": KILLED, "again": 0}
 
 
 def test_static_nodes_need_only_the_address_of_the_first_node(tmp_path: Path) -> None:
@@ -54,9 +50,7 @@ def test_static_nodes_need_only_the_address_of_the_first_node(tmp_path: Path) ->
             cluster.start(name, *flags)
         starts = cluster.generation(2)
         assert (starts["a"].rank, starts["b"].rank) == (0, 1)
-        for start in starts.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0}
+        assert cluster.finish(starts) == {"a": 0, "b": 0}
 
 
 @pytest.mark.parametrize("rank", ["2", "-1"])
@@ -71,23 +65,17 @@ def test_node_rank_out_of_range_is_refused(tmp_path: Path, rank: str) -> None:
 
 def test_nodes_form_a_round_over_ipv6(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2:3", host="::1") as cluster:
-        cluster.start_host("a")
-        cluster.start("b")
-        starts = cluster.generation(2)
+        starts = cluster.form_at_host("a", "b")
         assert starts["a"].master_endpoint.rpartition(":")[0] == "::1"
         cluster.agents["b"].kill()
         cluster.start("c")
-        for start in cluster.generation(2).values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": KILLED, "c": 0}
+        assert cluster.finish(cluster.generation(2)) == {"a": 0, "b": KILLED, "c": 0}
 
 
 def test_nodes_form_a_round_at_a_host_name(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2", host="localhost") as cluster:
         cluster.start_all("a", "b")
-        for start in cluster.generation(2).values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0}
+        assert cluster.finish(cluster.generation(2)) == {"a": 0, "b": 0}
 
 
 # A custom handler: two nodes count each other in a shared store.

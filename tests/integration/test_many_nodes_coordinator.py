@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from real_jobs import Watched, children
-from real_teams import OBEY, Cluster
+from real_teams import OBEY, Cluster, finish_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,9 +87,7 @@ class Proxy:
             thread.join()
 
 
-def test_finished_node_without_a_coordinator_exits_with_its_workers_outcome(
-    tmp_path: Path,
-) -> None:
+def test_finished_node_without_a_coordinator_exits_with_its_workers_outcome(tmp_path: Path) -> None:
     conf = "reconnect_grace=0,coordinator_timeout=1"
     with Cluster(tmp_path, OBEY, nnodes="2", backend="static", conf=conf) as cluster:
         cluster.start_host("a", "--node-rank=0")
@@ -111,9 +109,7 @@ def test_finished_node_without_a_coordinator_exits_with_its_workers_outcome(
 
 def test_another_agent_of_the_host_takes_over_from_a_killed_coordinator(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2:3") as cluster:
-        cluster.start_host("a")
-        cluster.start_all("b", "c")
-        before = cluster.generation(3)
+        before = cluster.form_at_host("a", "b", "c")
         cluster.agents["a"].kill()
         smaller = cluster.generation(2)
         assert smaller["b"].generation > before["b"].generation
@@ -125,16 +121,13 @@ def test_another_agent_of_the_host_takes_over_from_a_killed_coordinator(tmp_path
         after = cluster.generation(3)
         for name in "bc":
             assert after[name].rank == again[name].rank == smaller[name].rank
-        for start in after.values():
-            start.finish()
-        assert cluster.codes() == {"a": KILLED, "b": 0, "c": 0, "d": 0}
+        assert cluster.finish(after) == {"a": KILLED, "b": 0, "c": 0, "d": 0}
 
 
 def test_restarted_coordinator_restarts_no_worker(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2:3") as cluster:
         cluster.start_coordinator("first")
-        cluster.start_all("a", "b", conf=ELSEWHERE)
-        before = cluster.generation(2)
+        before = cluster.form("a", "b", conf=ELSEWHERE)
         cluster.agents["first"].kill()
         second = cluster.start_coordinator("second")
         second.wait_for_output("the coordinator is back, and all nodes reconnected")
@@ -148,8 +141,7 @@ def test_restarted_coordinator_restarts_no_worker(tmp_path: Path) -> None:
         cluster.start("c", conf=ELSEWHERE)
         after = cluster.generation(3)
         assert {start.restarts for start in after.values()} == {1}
-        for start in after.values():
-            start.finish()
+        finish_all(after.values())
         for name in "abc":
             assert cluster.agents[name].end()[0] == 0
         second.signal(signal.SIGTERM)
@@ -157,17 +149,13 @@ def test_restarted_coordinator_restarts_no_worker(tmp_path: Path) -> None:
         assert cluster.codes()["first"] == KILLED
 
 
-def test_job_that_ends_during_an_outage_succeeds_after_it(
-    tmp_path: Path,
-) -> None:
+def test_job_that_ends_during_an_outage_succeeds_after_it(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_coordinator("first")
-        cluster.start_all("a", "b", conf=ELSEWHERE)
-        starts = cluster.generation(2)
+        starts = cluster.form("a", "b", conf=ELSEWHERE)
         cluster.agents["first"].kill()
         ended = Watched(*(start.pid for start in starts.values()))
-        for start in starts.values():
-            start.finish()
+        finish_all(starts.values())
         ended.wait_until_exited()
         cluster.agents["a"].wait_for_output(
             f"lost the connection to the coordinator at {cluster.endpoint},"
@@ -180,13 +168,10 @@ def test_job_that_ends_during_an_outage_succeeds_after_it(
         assert cluster.is_quiet()
 
 
-def test_failure_during_an_outage_is_handled_after_it(
-    tmp_path: Path,
-) -> None:
+def test_failure_during_an_outage_is_handled_after_it(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2") as cluster:
         cluster.start_coordinator("first")
-        cluster.start_all("a", "b", conf=ELSEWHERE)
-        starts = cluster.generation(2)
+        starts = cluster.form("a", "b", conf=ELSEWHERE)
         cluster.agents["first"].kill()
         ended = Watched(starts["a"].pid)
         starts["a"].fail()
@@ -203,8 +188,7 @@ def test_failure_during_an_outage_is_handled_after_it(
 def test_node_lost_with_the_coordinator_is_detected_after_the_outage(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2:3") as cluster:
         cluster.start_coordinator("first")
-        cluster.start_all("a", "b", "c", conf=ELSEWHERE)
-        before = cluster.generation(3)
+        before = cluster.form("a", "b", "c", conf=ELSEWHERE)
         cluster.agents["first"].kill()
         victim = next(name for name, start in before.items() if start.rank == 1)
         cluster.agents[victim].kill()
@@ -214,8 +198,7 @@ def test_node_lost_with_the_coordinator_is_detected_after_the_outage(tmp_path: P
         assert {start.restarts for start in after.values()} == {0}
         order = sorted(after, key=lambda name: before[name].rank)
         assert [after[name].rank for name in order] == [0, 1]
-        for start in after.values():
-            start.finish()
+        finish_all(after.values())
         for name in after:
             assert cluster.agents[name].end()[0] == 0
         cluster.agents["second"].signal(signal.SIGTERM)
@@ -226,8 +209,7 @@ def test_agents_exit_if_the_coordinator_stays_unreachable(tmp_path: Path) -> Non
     conf = f"coordinator_timeout=3,{ELSEWHERE}"
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_coordinator("coordinator")
-        cluster.start_all("a", "b", conf=conf)
-        cluster.generation(2)
+        cluster.form("a", "b", conf=conf)
         cluster.agents["coordinator"].kill()
         ends = cluster.end()
         for name in "ab":
@@ -247,8 +229,7 @@ def test_early_agents_wait_for_the_coordinator(tmp_path: Path) -> None:
         output = cluster.agents["a"].wait_for_output("waiting: no connection to the coordinator at")
         assert cluster.endpoint in output
         cluster.start_coordinator("coordinator")
-        for start in cluster.generation(2).values():
-            start.finish()
+        finish_all(cluster.generation(2).values())
         assert cluster.agents["a"].end()[0] == cluster.agents["b"].end()[0] == 0
         cluster.agents["coordinator"].signal(signal.SIGTERM)
         cluster.end()
@@ -269,9 +250,7 @@ def soft_limit_of(pid: int) -> int:
     return resource.prlimit(pid, resource.RLIMIT_NOFILE)[0]
 
 
-def test_coordinator_raises_its_descriptor_limit_but_not_that_of_workers(
-    tmp_path: Path,
-) -> None:
+def test_coordinator_raises_its_descriptor_limit_but_not_that_of_workers(tmp_path: Path) -> None:
     given = 200
     fewer = ("sh", "-c", f'ulimit -Sn {given}; exec "$@"', "sh")
     with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="1") as cluster:

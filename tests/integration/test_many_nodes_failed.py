@@ -62,8 +62,7 @@ def test_every_node_reports_the_failure_that_ended_the_job(tmp_path: Path, team:
 def test_all_nodes_exit_with_the_first_failures_code(tmp_path: Path, how: str, code: int) -> None:
     script = f"obey()\nif AGENT == 'b': {how}\nobey()"
     with Cluster(tmp_path, script, nnodes="2") as cluster:
-        cluster.start_all("a", "b")
-        starts = cluster.generation(2)
+        starts = cluster.form("a", "b")
         starts["b"].finish()
         ends = cluster.end()
         assert {name: end[0] for name, end in ends.items()} == {"a": code, "b": code}
@@ -134,9 +133,7 @@ def test_finished_node_waits_for_the_others_up_to_the_limit(tmp_path: Path) -> N
 
 def test_coordinating_node_stays_until_all_are_done(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, "--exit-barrier-timeout=0.3", nnodes="2") as cluster:
-        cluster.start_host("a")
-        cluster.start("b")
-        starts = cluster.generation(2)
+        starts = cluster.form_at_host("a", "b")
         starts["a"].finish()
         cluster.agents["a"].wait_for_output(
             "waiting for the workers of the other nodes (which need this node)"

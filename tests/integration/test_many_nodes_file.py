@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from real_jobs import Watched
-from real_teams import OBEY, QUICK, SOON_SILENT, Cluster
+from real_teams import OBEY, QUICK, SOON_SILENT, Cluster, finish_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,16 +42,14 @@ def number_of(state: Path) -> int:
 
 def test_nodes_in_a_shared_folder_learn_of_joins_and_losses(tmp_path: Path) -> None:
     with in_a_folder(tmp_path, "2:3", "--max-restarts=0") as cluster:
-        cluster.start_all("a", "b")
-        first = cluster.generation(2)
+        first = cluster.form("a", "b")
         cluster.start("c")
         joined = cluster.generation(3)
         assert (joined["a"].rank, joined["b"].rank) == (first["a"].rank, first["b"].rank)
         cluster.agents["c"].kill()
         smaller = cluster.generation(2)
         assert {start.generation for start in smaller.values()} == {2}
-        for start in smaller.values():
-            start.finish()
+        finish_all(smaller.values())
         ends = cluster.end()
         assert {name: code for name, (code, _) in ends.items()} == {"a": 0, "b": 0, "c": KILLED}
         for name in "ab":
@@ -74,8 +72,7 @@ def test_finished_node_survives_a_killed_one(tmp_path: Path) -> None:
 
 def test_frozen_agent_is_fenced_when_it_resumes_and_rejoins(tmp_path: Path) -> None:
     with in_a_folder(tmp_path, "1:2", "--max-restarts=0") as cluster:
-        cluster.start_all("a", "b")
-        before = cluster.generation(2)
+        before = cluster.form("a", "b")
         frozen = cluster.agents["b"]
         frozen.signal(signal.SIGSTOP)
         assert set(cluster.generation(1)) == {"a"}
@@ -84,9 +81,7 @@ def test_frozen_agent_is_fenced_when_it_resumes_and_rejoins(tmp_path: Path) -> N
         after = cluster.generation(2)
         old.assert_exited()
         assert "fenced" in frozen.output()
-        for start in after.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0}
+        assert cluster.finish(after) == {"a": 0, "b": 0}
 
 
 def test_invalid_state_is_reported_in_one_line(tmp_path: Path) -> None:
@@ -102,12 +97,9 @@ def test_invalid_state_is_reported_in_one_line(tmp_path: Path) -> None:
         assert f"{state} is damaged" in output
 
 
-def test_nodes_restore_a_lost_state_without_restarting_workers(
-    tmp_path: Path,
-) -> None:
+def test_nodes_restore_a_lost_state_without_restarting_workers(tmp_path: Path) -> None:
     with in_a_folder(tmp_path, "2", "--max-restarts=0") as cluster:
-        cluster.start_all("a", "b")
-        starts = cluster.generation(2)
+        starts = cluster.form("a", "b")
         for state in (tmp_path / "rendezvous").rglob("state.*"):
             state.unlink()
         starts["a"].finish()

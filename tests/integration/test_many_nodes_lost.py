@@ -17,6 +17,7 @@ from real_teams import (
     Cluster,
     descendants,
     fail_all,
+    finish_all,
 )
 
 if TYPE_CHECKING:
@@ -31,17 +32,14 @@ FROZEN_S = SILENCE_S + 1
 
 def test_survivors_of_a_killed_node_keep_their_order(tmp_path: Path, team: MakeTeam) -> None:
     with team(tmp_path, OBEY, nnodes="2:4") as cluster:
-        cluster.start_host("a")
-        cluster.start_all("b", "c", "d")
-        before = cluster.generation(4)
+        before = cluster.form_at_host("a", "b", "c", "d")
         victim = next(name for name, start in before.items() if start.rank == 2 and name != "a")
         cluster.agents[victim].kill()
         after = cluster.generation(3)
         order = sorted(after, key=lambda name: before[name].rank)
         assert sorted(after, key=lambda name: after[name].rank) == order
         assert {start.restarts for start in after.values()} == {0}
-        for start in after.values():
-            start.finish()
+        finish_all(after.values())
         codes = cluster.codes()
         assert codes.pop(victim) == KILLED
         assert set(codes.values()) == {0}
@@ -49,9 +47,7 @@ def test_survivors_of_a_killed_node_keep_their_order(tmp_path: Path, team: MakeT
 
 def test_lost_node_is_detected_with_default_settings(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="1:2", conf="") as cluster:
-        cluster.start_host("a")
-        cluster.start("b")
-        cluster.generation(2)
+        cluster.form_at_host("a", "b")
         cluster.agents["b"].kill()
         cluster.generation(1)["a"].finish()
         assert cluster.codes() == {"a": 0, "b": KILLED}
@@ -95,9 +91,7 @@ def test_worker_failure_caused_by_a_killed_node_is_not_charged(tmp_path: Path) -
 
 def test_too_few_survivors_stop_and_wait_for_a_replacement(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
-        cluster.start_host("a")
-        cluster.start("b")
-        before = cluster.generation(2)
+        before = cluster.form_at_host("a", "b")
         worker = Watched(before["a"].pid)
         cluster.agents["b"].kill()
         cluster.agents["a"].wait_for_output("the round is broken")
@@ -106,33 +100,26 @@ def test_too_few_survivors_stop_and_wait_for_a_replacement(tmp_path: Path) -> No
         after = cluster.generation(2)
         assert after["a"].rank == before["a"].rank
         assert after["new"].rank == before["b"].rank
-        for start in after.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": KILLED, "new": 0}
+        assert cluster.finish(after) == {"a": 0, "b": KILLED, "new": 0}
 
 
 def test_killed_worker_restarts_all_workers_in_the_same_round(
     tmp_path: Path, team: MakeTeam
 ) -> None:
     with team(tmp_path, OBEY, "--max-restarts=2", nnodes="2:3") as cluster:
-        cluster.start_all("a", "b", "c")
-        before = cluster.generation(3)
+        before = cluster.form("a", "b", "c")
         os.kill(before["b"].pid, signal.SIGKILL)
         after = cluster.generation(3)
         for name, start in after.items():
             assert start.rank == before[name].rank
             assert start.pid != before[name].pid
             assert (start.generation, start.restarts) == (before[name].generation + 1, 1)
-        for start in after.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
+        assert cluster.finish(after) == {"a": 0, "b": 0, "c": 0}
 
 
 def test_frozen_agent_is_fenced_when_it_resumes_and_rejoins(tmp_path: Path, team: MakeTeam) -> None:
     with team(tmp_path, OBEY, nnodes="2:3", conf=FREEZING) as cluster:
-        cluster.start_host("a")
-        cluster.start_all("b", "c")
-        before = cluster.generation(3)
+        before = cluster.form_at_host("a", "b", "c")
         frozen, old = cluster.agents["b"], Watched(before["b"].pid)
         frozen.signal(signal.SIGSTOP)
         smaller = cluster.generation(2)
@@ -144,9 +131,7 @@ def test_frozen_agent_is_fenced_when_it_resumes_and_rejoins(tmp_path: Path, team
         for name in "ac":
             assert after[name].rank == smaller[name].rank
         assert {start.restarts for start in after.values()} == {0}
-        for start in after.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
+        assert cluster.finish(after) == {"a": 0, "b": 0, "c": 0}
 
 
 def test_workers_that_fail_because_of_a_silent_machine_are_not_blamed(
@@ -154,9 +139,7 @@ def test_workers_that_fail_because_of_a_silent_machine_are_not_blamed(
 ) -> None:
     """Its connections stay open, and the sockets of workers time out before its silence is detected."""
     with team(tmp_path, OBEY, "--max-restarts=0", nnodes="2:3", conf=FREEZING) as cluster:
-        cluster.start_host("a")
-        cluster.start_all("b", "c")
-        before = cluster.generation(3)
+        before = cluster.form_at_host("a", "b", "c")
         for pid in [cluster.agents["b"].pid, *descendants(cluster.agents["b"].pid)]:
             os.kill(pid, signal.SIGSTOP)
         fail_all([before["a"], before["c"]])
@@ -164,16 +147,12 @@ def test_workers_that_fail_because_of_a_silent_machine_are_not_blamed(
         assert set(after) == {"a", "c"}
         assert {start.restarts for start in after.values()} == {0}
         cluster.agents["b"].kill()  # It never resumes.
-        for start in after.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": -signal.SIGKILL, "c": 0}
+        assert cluster.finish(after) == {"a": 0, "b": -signal.SIGKILL, "c": 0}
 
 
 def test_replaced_frozen_agent_stands_by_when_it_resumes(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2", conf=FREEZING) as cluster:
-        cluster.start_host("a")
-        cluster.start("b")
-        before = cluster.generation(2)
+        before = cluster.form_at_host("a", "b")
         cluster.start("spare")
         cluster.agents["spare"].wait_for_output("standing by")
         frozen, old = cluster.agents["b"], Watched(before["b"].pid)
@@ -184,9 +163,7 @@ def test_replaced_frozen_agent_stands_by_when_it_resumes(tmp_path: Path) -> None
         frozen.signal(signal.SIGCONT)
         frozen.wait_for_output("standing by")
         assert cluster.is_quiet()
-        for start in after.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0, "spare": 0}
+        assert cluster.finish(after) == {"a": 0, "b": 0, "spare": 0}
 
 
 def test_coordinator_that_resumes_in_time_restarts_no_worker(tmp_path: Path) -> None:
@@ -198,31 +175,23 @@ def test_coordinator_that_resumes_in_time_restarts_no_worker(tmp_path: Path) -> 
         host.signal(signal.SIGSTOP)
         time.sleep(FROZEN_S)
         host.signal(signal.SIGCONT)
-        for start in starts.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
+        assert cluster.finish(starts) == {"a": 0, "b": 0, "c": 0}
         assert cluster.is_quiet()
 
 
 def test_node_frozen_for_less_than_the_limit_is_not_lost(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2", conf="keep_alive_max_attempt=3") as cluster:
-        cluster.start_host("a")
-        cluster.start("b")
-        starts = cluster.generation(2)
+        starts = cluster.form_at_host("a", "b")
         cluster.agents["b"].signal(signal.SIGSTOP)
         time.sleep(1)
         cluster.agents["b"].signal(signal.SIGCONT)
-        for start in starts.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0}
+        assert cluster.finish(starts) == {"a": 0, "b": 0}
         assert cluster.is_quiet()
 
 
 def test_loss_of_a_finished_node_does_not_matter(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2:3") as cluster:
-        cluster.start_host("a")
-        cluster.start_all("b", "c")
-        starts = cluster.generation(3)
+        starts = cluster.form_at_host("a", "b", "c")
         starts["b"].finish()
         cluster.agents["b"].wait_for_output("this node's workers have finished")
         cluster.agents["b"].kill()

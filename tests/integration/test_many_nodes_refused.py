@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from real_teams import OBEY, SOON_SILENT, Cluster, fail_all
+from real_teams import OBEY, SOON_SILENT, Cluster, fail_all, finish_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,8 +30,7 @@ def test_node_with_other_settings_is_refused(
     tmp_path: Path, flags: tuple[str, ...], name: str, theirs: str, mine: str
 ) -> None:
     with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2") as cluster:
-        cluster.start_all("a", "b")
-        starts = cluster.generation(2)
+        starts = cluster.form("a", "b")
         cluster.start("odd", *flags)
         code, output = cluster.agents["odd"].end()
         assert code == 78
@@ -39,9 +38,7 @@ def test_node_with_other_settings_is_refused(
         for part in ("holdfast run: error: ", cluster.endpoint, f"{name} {mine}", "'job'", theirs):
             assert part in output
         assert cluster.is_quiet()
-        for start in starts.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0, "odd": 78}
+        assert cluster.finish(starts) == {"a": 0, "b": 0, "odd": 78}
         assert cluster.is_quiet()
 
 
@@ -49,13 +46,11 @@ def test_node_with_other_settings_is_refused(
 def test_late_node_learns_that_the_job_has_ended(tmp_path: Path, how: str) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         coordinator = cluster.start_coordinator("coordinator")
-        cluster.start_all("a", "b", conf=ELSEWHERE)
-        starts = cluster.generation(2)
+        starts = cluster.form("a", "b", conf=ELSEWHERE)
         if how == "fail":
             fail_all(starts.values())
         else:
-            for start in starts.values():
-                start.finish()
+            finish_all(starts.values())
         ended = 0 if how == "finish" else 1
         assert [cluster.agents[name].end()[0] for name in "ab"] == [ended, ended]
         cluster.start("late", conf=ELSEWHERE)
@@ -86,13 +81,10 @@ def test_two_jobs_at_one_endpoint_are_independent(tmp_path: Path) -> None:
         first = one.generation(2)
         assert {start.restarts for start in first.values()} == {1}
         assert two.is_quiet()
-        for start in first.values():
-            start.finish()
+        finish_all(first.values())
         assert [agent.end()[0] for agent in one.agents.values()] == [0, 0]
         assert two.is_quiet()
-        for start in second.values():
-            start.finish()
-        assert two.codes() == {"c": 0, "d": 0}
+        assert two.finish(second) == {"c": 0, "d": 0}
         assert two.is_quiet()
 
 
@@ -102,8 +94,7 @@ def test_job_can_run_again_under_its_name_after_its_coordinator_exits(tmp_path: 
             cluster.start_all(*names)
             starts = cluster.generation(2)
             assert {start.generation for start in starts.values()} == {0}
-            for start in starts.values():
-                start.finish()
+            finish_all(starts.values())
             assert [cluster.agents[name].end()[0] for name in names] == [0, 0]
         cluster.end()
 
@@ -122,9 +113,7 @@ def test_live_agent_keeps_its_id_and_another_with_it_is_refused(
         assert os.uname().nodename in output
         assert "node_id=twin" in output  # The setting to check.
         assert cluster.is_quiet()
-        for start in starts.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "old": 0, "new": 78}
+        assert cluster.finish(starts) == {"a": 0, "old": 0, "new": 78}
 
 
 def test_restarted_agent_replaces_its_dead_predecessor(tmp_path: Path, team: MakeTeam) -> None:
@@ -139,9 +128,7 @@ def test_restarted_agent_replaces_its_dead_predecessor(tmp_path: Path, team: Mak
         old.kill()
         after = cluster.generation(2)
         assert after["new"].rank == before["old"].rank
-        for start in after.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "old": -signal.SIGKILL, "new": 0}
+        assert cluster.finish(after) == {"a": 0, "old": -signal.SIGKILL, "new": 0}
 
 
 def test_agent_with_replace_is_replaced_while_it_is_alive(tmp_path: Path, team: MakeTeam) -> None:
@@ -155,6 +142,4 @@ def test_agent_with_replace_is_replaced_while_it_is_alive(tmp_path: Path, team: 
         code, output = cluster.agents["old"].end()
         assert code == 78
         assert "another agent replaced twin" in output
-        for start in after.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "old": 78, "new": 0}
+        assert cluster.finish(after) == {"a": 0, "old": 78, "new": 0}

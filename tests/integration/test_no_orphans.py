@@ -77,22 +77,20 @@ def test_killing_agent_and_keeper_at_once_still_kills_the_workers(tmp_path: Path
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_crashed_worker_leaves_no_children(tmp_path: Path) -> None:
-    script = FAMILY + "\n    have_family(); os.kill(os.getpid(), signal.SIGSEGV)\n"
-    with Job(tmp_path, script) as job:
+@pytest.mark.parametrize(
+    ("end", "expected", "shown"),
+    [("", 0, ""), ("os.kill(os.getpid(), 11)", 139, "SIGSEGV (segmentation fault)")],
+    ids=["success", "crash"],
+)
+def test_exited_worker_leaves_no_children(
+    tmp_path: Path, end: str, expected: int, shown: str
+) -> None:
+    with Job(tmp_path, f"{FAMILY}\n    have_family(); {end}\n") as job:
         family = Watched(*job.messages.take(FAMILY_SIZE).values())
         code, _, err = job.end()
         family.assert_exited()
-        assert code == 128 + signal.SIGSEGV
-        assert "SIGSEGV (segmentation fault)" in err
-
-
-def test_successful_worker_leaves_no_children(tmp_path: Path) -> None:
-    with Job(tmp_path, FAMILY + "\n    have_family()\n") as job:
-        family = Watched(*job.messages.take(FAMILY_SIZE).values())
-        code, _, err = job.end()
-        family.assert_exited()
-        assert code == 0, err
+        assert code == expected, err
+        assert shown in err
 
 
 def test_generation_exits_completely_before_the_next_one_starts(tmp_path: Path) -> None:

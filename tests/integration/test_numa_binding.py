@@ -148,9 +148,7 @@ def test_refused_binding_is_reported(
     assert not Path("started").exists()
 
 
-def test_refused_binding_is_reported_before_workers_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_refused_binding_is_reported_before_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = os.cpu_count() or 1
     monkeypatch.setattr(binding, "_decide", lambda *_: {0: [FIRST], 1: [nowhere]})
     message = (

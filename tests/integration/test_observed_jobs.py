@@ -83,16 +83,6 @@ def test_job_writes_its_events_to_its_log_directory(tmp_path: Path) -> None:
     assert times[0] > 0
 
 
-def test_failed_job_keeps_its_events_and_its_report(tmp_path: Path) -> None:
-    code, _ = run(tmp_path, "sys.exit(RANK == '1')\n", "--nproc-per-node=2", "--log-dir=logs")
-    assert code == 1
-    *_, first, second, last = events_of(tmp_path / "logs")
-    assert {first["metadata"]["state"], second["metadata"]["state"]} <= {"FAILED", "TERMINATED"}
-    assert second["metadata"]["state"] == "FAILED"
-    assert json.loads(second["metadata"]["metadata"])["exit_code"] == 1
-    assert summary_of(last) == ("SUCCEEDED", "AGENT", None, 0)  # The agent itself did not fail.
-
-
 def test_job_without_a_log_directory_leaves_no_files(tmp_path: Path) -> None:
     assert run(tmp_path, "pass\n") == (0, "")
 

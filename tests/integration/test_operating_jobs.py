@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from real_jobs import HOLDFAST, PATIENCE_S, Job
+from dashboards import await_agents
+from real_jobs import HOLDFAST, PATIENCE_S, Job, holdfast
 from real_teams import OBEY, Cluster
 
 if TYPE_CHECKING:
@@ -28,31 +28,11 @@ SAYS = """
 """
 
 
-def holdfast(
-    *words: str, env: dict[str, str] | None = None, code: int | None = 0
-) -> tuple[str, str]:
+def printed(*words: str, env: dict[str, str] | None = None, code: int = 0) -> tuple[str, str]:
     """Run a command; return its standard output and standard error."""
-    done = subprocess.run(
-        [*HOLDFAST, *words],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env={**os.environ, **(env or {})},
-    )
-    assert code is None or done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    done = holdfast(*words, env=env)
+    assert done.returncode == code, done
     return done.stdout, done.stderr
-
-
-def await_agents(*pids: int) -> str:
-    """Wait until these agents can be found on this machine; return the run id of their job."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        found = [json.loads(line) for line in holdfast("ps", "--json")[0].splitlines()]
-        ours = [one["job"] for one in found if one["pid"] in pids]
-        if len(ours) == len(pids):
-            return str(ours[0])
-        assert time.monotonic() < deadline, found
-        time.sleep(POLL_S)
 
 
 def await_text(path: Path, text: str) -> None:
@@ -64,8 +44,8 @@ def await_text(path: Path, text: str) -> None:
 
 
 def status_of(run_id: str, *flags: str, env: dict[str, str] | None = None) -> dict[str, Any]:
-    printed, _ = holdfast("status", "--json", "--rdzv-id", run_id, *flags, env=env)
-    found: dict[str, Any] = json.loads(printed)
+    text, _ = printed("status", "--json", "--rdzv-id", run_id, *flags, env=env)
+    found: dict[str, Any] = json.loads(text)
     return found
 
 
@@ -77,19 +57,19 @@ def test_job_can_be_restarted_drained_and_stopped(tmp_path: Path, team: MakeTeam
             cluster.start(name, conf=f"node_id={name}")
         cluster.generation(3)
         await_agents(*(agent.pid for agent in cluster.agents.values()))
-        holdfast("restart", *about, "--reason", "new data")
+        printed("restart", *about, "--reason", "new data")
         again = cluster.generation(3)
         assert {start.restarts for start in again.values()} == {0}
-        holdfast("drain", "b", *about)
+        printed("drain", "b", *about)
         assert set(cluster.generation(2)) == {"a", "c"}
         job = status_of(run_id)
         assert {one["node"] for one in job["nodes"] if one["drained"]} == {"b"}
         assert (job["restarts"], job["members"], job["present"]) == (0, 2, 3)
-        _, why = holdfast("drain", "a", *about, code=1)
+        _, why = printed("drain", "a", *about, code=1)
         assert "needs 2" in why
-        holdfast("undrain", "b", *about)
+        printed("undrain", "b", *about)
         cluster.generation(3)
-        holdfast("stop", *about, "--reason", "enough", "--grace", "20")
+        printed("stop", *about, "--reason", "enough", "--grace", "20")
         ends = cluster.end()
         assert {code for code, _ in ends.values()} == {STOPPED}
         for _, output in ends.values():
@@ -122,31 +102,31 @@ def test_job_with_one_node_can_be_watched_and_steered(tmp_path: Path) -> None:
                 (0, 7, "running"),
                 (1, 7, "running"),
             ]
-            holdfast("drain", "x", *about, code=1)
-            holdfast("restart", *about, "--reason", "why not")
+            printed("drain", "x", *about, code=1)
+            printed("restart", *about, "--reason", "why not")
             job.messages.take(2)
             lines = {following.stdout.readline() for _ in range(2)}
             assert lines == {"[0] generation 1 of 0\n", "[1] generation 1 of 1\n"}
-            assert holdfast("logs", *about, "--rank", "1", "--no-prefix")[0] == (
+            assert printed("logs", *about, "--rank", "1", "--no-prefix")[0] == (
                 "generation 1 of 1\n"
             )
             received = [
-                json.loads(line) for line in holdfast("events", "--json", *about)[0].splitlines()
+                json.loads(line) for line in printed("events", "--json", *about)[0].splitlines()
             ]
             assert any("why not" in one["text"] for one in received)
             assert "workers-failed" not in {one["kind"] for one in received}
             [recorded] = (tmp_path / "logs").rglob("events-*.jsonl")
             await_text(recorded, "holdfast.request")
-            holdfast("stop", *about, "--reason", "enough")
+            printed("stop", *about, "--reason", "enough")
             code, _, output = job.end()
             assert (code, "enough" in output) == (STOPPED, True)
-            report, _ = holdfast("report", "--json", "--output", "-", str(tmp_path / "logs"))
+            report, _ = printed("report", "--json", "--output", "-", str(tmp_path / "logs"))
             assert json.loads(report)["outcome"]["state"] == "stopped"
             assert following.wait(PATIENCE_S) == 0
         finally:
             following.kill()
             following.communicate()
-    assert run_id not in holdfast("ps")[0]
+    assert run_id not in printed("ps")[0]
 
 
 @pytest.fixture
@@ -164,24 +144,24 @@ def test_read_only_token_can_watch_but_not_change(guarded: Cluster) -> None:
         cluster.generation(3)
         place = ("--rdzv-endpoint", cluster.endpoint, "--rdzv-id", "guarded")
         own = {"HOLDFAST_TOKEN": TOKEN}
-        looking, _ = holdfast("token", "--read-only", "--job", "guarded", env=own)
-        all_jobs, _ = holdfast("token", "--read-only", env=own)
-        other, _ = holdfast("token", "--read-only", "--job", "other", env=own)
+        looking, _ = printed("token", "--read-only", "--job", "guarded", env=own)
+        all_jobs, _ = printed("token", "--read-only", env=own)
+        other, _ = printed("token", "--read-only", "--job", "other", env=own)
         for token in (looking, all_jobs):
             reader = {"HOLDFAST_TOKEN": token.strip()}
             job = status_of("guarded", *place[:2], env=reader)
             assert all(node["report"]["workers"] for node in job["nodes"])
-            printed, _ = holdfast("logs", *place, "--tail", "1", env=reader)
-            assert set(printed.splitlines()) == {f"[{rank}] first 0 of {rank}" for rank in range(3)}
+            text, _ = printed("logs", *place, "--tail", "1", env=reader)
+            assert set(text.splitlines()) == {f"[{rank}] first 0 of {rank}" for rank in range(3)}
             for words in (("restart",), ("drain", "a"), ("undrain", "a"), ("stop",)):
-                _, why = holdfast(*words, *place, env=reader, code=1)
+                _, why = printed(*words, *place, env=reader, code=1)
                 assert "read-only" in why
             start = ("run", "--rdzv-backend", "c10d", *place, "--nnodes", "3", __file__)
-            holdfast(*start, env=reader, code=2)
-        holdfast("status", *place, env={"HOLDFAST_TOKEN": other.strip()}, code=69)
-        holdfast("status", *place, env={"HOLDFAST_TOKEN": TOKEN[::-1] + "x"}, code=69)
+            printed(*start, env=reader, code=2)
+        printed("status", *place, env={"HOLDFAST_TOKEN": other.strip()}, code=69)
+        printed("status", *place, env={"HOLDFAST_TOKEN": TOKEN[::-1] + "x"}, code=69)
         assert cluster.is_quiet()
-        holdfast("stop", *place, env=own)
+        printed("stop", *place, env=own)
         assert set(cluster.codes().values()) == {STOPPED}
 
 
@@ -209,13 +189,11 @@ def test_stacks_of_all_nodes_are_grouped(tmp_path: Path) -> None:
             cluster.start(name, conf=f"node_id={name}", env=sockets)
         starts = cluster.generation(3)
         await_agents(*(agent.pid for agent in cluster.agents.values()))
-        printed, _ = holdfast("dump", "--all-nodes", "--rdzv-id", "stacks")
-        summary = printed.splitlines()[0]
+        text, _ = printed("dump", "--all-nodes", "--rdzv-id", "stacks")
+        summary = text.splitlines()[0]
         assert "2 ranks (0-1): reducing, train.py:" in summary
         assert "rank 2: reading, train.py:" in summary
-        for start in starts.values():
-            start.finish()
-        assert set(cluster.codes().values()) == {0}
+        assert set(cluster.finish(starts).values()) == {0}
 
 
 def test_killed_agent_is_not_listed(tmp_path: Path) -> None:
@@ -224,4 +202,4 @@ def test_killed_agent_is_not_listed(tmp_path: Path) -> None:
         run_id = await_agents(job.agent.pid)
         job.signal(signal.SIGKILL)
         job.agent.wait(PATIENCE_S)
-        assert run_id not in holdfast("ps")[0]
+        assert run_id not in printed("ps")[0]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from real_jobs import HOLDFAST
+from real_jobs import holdfast
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,13 +35,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(*words: str, **variables: str) -> tuple[int, list[str], list[str]]:
     """Run a job; return its exit code, and the lines of its output and its messages."""
-    done = subprocess.run(
-        [*HOLDFAST, "run", *words],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = holdfast("run", *words, env=variables)
     return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from observed_jobs import until
-from real_jobs import HOLDFAST, PATIENCE_S, Job
+from real_jobs import Job, holdfast
 from real_teams import OBEY, TOGETHER, Cluster
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ for step in range(0 if GENERATION == "0" else 5, 20):
 
 
 def report_of(*words: Path | str) -> dict[str, Any]:
-    done = run("--json", *map(str, words))
+    done = holdfast("report", "--json", *map(str, words))
     assert (done.returncode, done.stderr) == (0, "")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -47,11 +46,6 @@ def lines_of(folder: Path, kind: str) -> list[str]:
     """Return all lines of one kind from the timelines below a folder."""
     lines = [line for path in folder.rglob("timeline-*") for line in path.read_text().splitlines()]
     return [line for line in lines if f'"kind": "{kind}"' in line]
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [*HOLDFAST, "report", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_report_shows_both_generations_of_a_restarted_job(tmp_path: Path) -> None:
@@ -78,11 +72,11 @@ def test_report_shows_both_generations_of_a_restarted_job(tmp_path: Path) -> Non
     assert all(other["consequence"] for other in others)
     assert [one["rank"] for one in report["progress"]["ranks"]] == [0, 1]
 
-    done = run(str(logs))
+    done = holdfast("report", str(logs))
     page = logs / "report.html"
     assert done.stdout == f"file://{page}\n"
     assert "no data for &lt;this&gt; rank" in page.read_text()
-    assert run(str(logs), "--output", "-").stdout == page.read_text()
+    assert holdfast("report", str(logs), "--output", "-").stdout == page.read_text()
 
 
 def test_failed_job_has_a_report_without_log_dir(tmp_path: Path) -> None:

@@ -69,9 +69,7 @@ def test_job_on_one_host_listens_on_loopback_only(
         starts = cluster.generation(2)
         master_port = int(starts["a"].master_endpoint.rpartition(":")[2])
         listening = {name: listens_at(agent) for name, agent in cluster.agents.items()}
-        for start in starts.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0}
+        assert cluster.finish(starts) == {"a": 0, "b": 0}
     stores = {port: one for every in listening.values() for one, port in every}
     stores.pop(cluster.port, None)
     assert {*stores.values()} == {expected}
@@ -89,13 +87,10 @@ def test_reserved_ports_cannot_be_bound_by_another_user(tmp_path: Path) -> None:
         return "listens"
 
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
-        cluster.start_all("a", "b")
-        starts = cluster.generation(2)
+        starts = cluster.form("a", "b")
         ports = [port for agent in cluster.agents.values() for _, port in listens_at(agent)]
         output = {as_user(STRANGER, lambda port=port: listen(port)) for port in ports}  # type: ignore[misc]
-        for start in starts.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0}
+        assert cluster.finish(starts) == {"a": 0, "b": 0}
     # Two per agent, and those of the coordinator and of the running generation.
     assert len(ports) == 6
     assert all("Address already in use" in one for one in output), output

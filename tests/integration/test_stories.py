@@ -25,9 +25,7 @@ def test_story_leads_from_a_killed_worker_to_the_restart_on_all_nodes(
         for name in names:
             cluster.start(name, f"--story={files[name]}", conf=f"node_id={name}")
         os.kill(cluster.generation(3)["b"].pid, signal.SIGKILL)
-        for start in cluster.generation(3).values():
-            start.finish()
-        assert set(cluster.codes().values()) == {0}
+        assert set(cluster.finish(cluster.generation(3)).values()) == {0}
     # Read the files in reverse order, so that the order of the lines must come from their times.
     listing = Listing(read(sorted(set(files.values()), reverse=True)))
     lines, order = listing.lines, listing.in_order()

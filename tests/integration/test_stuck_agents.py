@@ -57,9 +57,7 @@ def test_job_continues_without_a_node_whose_file_system_hangs(
             agent.wait_for_output("node-c was lost" if agent.name != "c" else "counts as lost")
         # It rejoins as soon as its file system responds.
         gate.rename(tmp_path / "open").write_text("")
-        for start in cluster.generation(3).values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
+        assert cluster.finish(cluster.generation(3)) == {"a": 0, "b": 0, "c": 0}
 
 
 def test_failure_is_reported_even_if_its_log_cannot_be_read(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from holdfast.views.top.app import Top
 from holdfast.views.top.screens import TextScreen
 from holdfast.views.top.table import TextView
 from in_loop import in_loop
-from real_jobs import HOLDFAST, PATIENCE_S, Job
+from real_jobs import HOLDFAST, PATIENCE_S, Job, holdfast
 from real_teams import OBEY, TOGETHER, Cluster
 
 if TYPE_CHECKING:
@@ -49,9 +49,7 @@ async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
 
 
 @in_loop
-async def test_top_watches_and_steers_three_nodes(
-    tmp_path: Path,
-) -> None:
+async def test_top_watches_and_steers_three_nodes(tmp_path: Path) -> None:
     flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"), "--max-restarts", "1")
     with Cluster(tmp_path, SCRIPT, *flags, nnodes="2:3", run_id="watched", conf=TOGETHER) as team:
         for name in "abc":
@@ -229,13 +227,6 @@ def test_missing_terminal_or_textual_is_reported_in_one_line(tmp_path: Path) -> 
         "raise ModuleNotFoundError(\"No module named 'textual'\", name='textual')"
     )
     for env in ({}, {"PYTHONPATH": str(tmp_path)}):
-        done = subprocess.run(
-            [*HOLDFAST, "top"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            env={**os.environ, **env},
-        )
+        done = holdfast("top", env=env)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (78, "", 1)
         assert ("holdfast[top]" in done.stderr) == bool(env)

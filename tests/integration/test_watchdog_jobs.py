@@ -79,20 +79,6 @@ def test_stuck_worker_is_dumped_and_killed_and_the_job_continues(
 
 
 @pytest.mark.parametrize("block", [SECTION, TIMER], ids=["section", "timer"])
-def test_report_names_the_timer_that_killed_a_worker(tmp_path: Path, block: str) -> None:
-    with ObservedJob(tmp_path, stuck_once(block), *LOGS, env=TIMERS) as job:
-        code, output = job.ends()
-    assert code == 128 + signal.SIGKILL
-    scope = "section stuck" if block == SECTION else "stuck"
-    why = f"timer {scope!r} expired: killed the worker"
-    assert f"reason    : {why}" in output
-    assert "rank      : 1 (local_rank: 1)" in output
-    assert "out-of-memory" not in output
-    [report] = tmp_path.glob("logs/*/failure.json")
-    assert why in report.read_text()
-
-
-@pytest.mark.parametrize("block", [SECTION, TIMER], ids=["section", "timer"])
 def test_stuck_worker_below_a_shell_is_dumped_and_explained(tmp_path: Path, block: str) -> None:
     script = f"""{HEAD}
 if len(sys.argv) == 1:
@@ -111,13 +97,23 @@ with {block}:
     assert "be_stuck_here (" in log.read_text()
 
 
-def test_stacks_are_in_the_report_if_there_is_no_log(tmp_path: Path) -> None:
-    with ObservedJob(tmp_path, stuck_once(SECTION), "--nproc-per-node=2", "--log-dir=logs") as job:
+@pytest.mark.parametrize("block", [SECTION, TIMER], ids=["section", "timer"])
+def test_report_has_the_timer_that_killed_a_worker_and_the_stacks(
+    tmp_path: Path, block: str
+) -> None:
+    flags = ("--nproc-per-node=2", "--log-dir=logs")
+    with ObservedJob(tmp_path, stuck_once(block), *flags, env=TIMERS) as job:
         code, output = job.ends()
     assert code == 128 + signal.SIGKILL
+    why = f"timer {'section stuck' if block == SECTION else 'stuck'!r} expired: killed the worker"
+    assert f"reason    : {why}" in output
+    assert "rank      : 1 (local_rank: 1)" in output
+    assert "out-of-memory" not in output
     assert "be_stuck_here (" in output.partition("Root Cause")[2]
-    [report] = tmp_path.glob("logs/*/failure.json")
-    assert "be_stuck_here (" in report.read_text()
+    [path] = tmp_path.glob("logs/*/failure.json")
+    report = path.read_text()
+    assert why in report
+    assert "be_stuck_here (" in report
 
 
 def test_pipe_at_a_chosen_path_is_removed_at_the_end(tmp_path: Path) -> None:

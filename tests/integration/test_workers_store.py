@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -10,12 +9,11 @@ import pytest
 
 from holdfast.store.store_errors import DistNetworkError
 from holdfast.store.tcp.store_client import TCPStore
-from real_teams import OBEY, QUICK, TOGETHER, Cluster
+from real_teams import TOGETHER, Cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from etcd_teams import MakeTeam
     from real_etcd import Etcd
 
 STORE = """
@@ -49,20 +47,17 @@ def counts(cluster: Cluster, workers: int) -> list[int]:
 
 def test_workers_of_several_nodes_share_the_store_of_the_first(tmp_path: Path) -> None:
     with Cluster(tmp_path, MEET, "--max-restarts", "1", nnodes="2") as cluster:
-        cluster.start_all("a", "b")
-        starts = cluster.generation(2)
+        starts = cluster.form("a", "b")
         assert counts(cluster, 2) == [1, 2]
         # A new generation begins with an empty store, at another port.
         starts["b"].fail()
         again = cluster.generation(2)
         assert counts(cluster, 2) == [1, 2]
         assert again["a"].master_endpoint != starts["a"].master_endpoint
-        for start in again.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0}
+        assert cluster.finish(again) == {"a": 0, "b": 0}
 
 
-@pytest.mark.parametrize("backend", ["c10d", "static", "file", "etcd"])
+@pytest.mark.parametrize("backend", ["static", "file", "etcd"])
 def test_every_backend_has_a_workers_store(tmp_path: Path, backend: str, etcd: Etcd) -> None:
     (tmp_path / "shared").mkdir()
     endpoint = {"file": str(tmp_path / "shared"), "etcd": etcd.endpoint}.get(backend, "")
@@ -71,28 +66,7 @@ def test_every_backend_has_a_workers_store(tmp_path: Path, backend: str, etcd: E
             cluster.start(name, *(("--node-rank", str(number)) if backend == "static" else ()))
         starts = cluster.generation(2)
         assert counts(cluster, 2) == [1, 2]
-        for start in starts.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0}
-
-
-def test_late_worker_cannot_use_the_store_of_the_next_generation(tmp_path: Path) -> None:
-    """No worker outlives its generation, but a process that it started elsewhere may."""
-    with Cluster(tmp_path, OBEY, "--max-restarts", "1", nnodes="2") as cluster:
-        cluster.start_host("a")
-        cluster.start("b")
-        first = cluster.generation(2)
-        first["a"].fail()
-        again = cluster.generation(2)
-        host, _, port = first["a"].master_endpoint.rpartition(":")
-        with suppress(DistNetworkError):
-            TCPStore(host, int(port), timeout=timedelta(seconds=0.5)).set("key", "old")
-        host, _, port = again["a"].master_endpoint.rpartition(":")
-        with TCPStore(host, int(port)) as store:
-            assert not store.check(["key"])
-        for start in again.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0}
+        assert cluster.finish(starts) == {"a": 0, "b": 0}
 
 
 def test_store_is_served_until_the_last_worker_is_done(tmp_path: Path) -> None:
@@ -123,21 +97,3 @@ def test_store_moves_when_its_node_is_lost(tmp_path: Path) -> None:
         assert counts(cluster, 1) == [1]
         again.finish()
         assert cluster.agents[other.agent].end()[0] == 0
-
-
-def test_each_generation_has_a_new_store_port(tmp_path: Path, team: MakeTeam) -> None:
-    """Otherwise a surviving process of an old worker could use the new store."""
-    restarts = 9
-    with team(tmp_path, OBEY, f"--max-restarts={restarts}", nnodes="2", conf=QUICK) as cluster:
-        cluster.start_host("a")
-        cluster.start("b")
-        meetings = []
-        for restart in range(restarts + 1):
-            starts = cluster.generation(2)
-            meetings.append(starts["a"].master_endpoint)
-            if restart < restarts:
-                starts["b"].fail()
-        assert len({*meetings}) == restarts + 1
-        for start in starts.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0}

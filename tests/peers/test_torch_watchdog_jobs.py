@@ -29,9 +29,7 @@ with timer.expires(after=0.3, scope="stuck"):
 """
 
 
-def test_torch_worker_with_an_expired_timer_is_killed_and_restarted(
-    launchers: Launchers,
-) -> None:
+def test_torch_worker_with_an_expired_timer_is_killed_and_restarted(launchers: Launchers) -> None:
     launchers.script("job.py", STUCK_ONCE)
     line = ["--max-restarts=1", "--log-dir=logs", "--redirects=2", "../job.py"]
     done = launchers.holdfast(line, {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})

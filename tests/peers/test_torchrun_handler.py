@@ -14,15 +14,12 @@ import pytest
 
 from holdfast.core.limits import TERMS_PER_PLACE
 from holdfast.etcd.runner import hold_port
-from holdfast.rendezvous.coordinator_handler import create_coordinator_handler
-from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from real_coordinators import Coordinator
 from real_teams import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from holdfast.rendezvous.membership_handler import MembershipHandler
 
 pytestmark = pytest.mark.torch
 
@@ -53,11 +50,6 @@ class Job:
         )
         self.handlers.append(get_rendezvous_handler(params))
         return self.handlers[-1]
-
-    def of_ours(self) -> MembershipHandler:
-        params = RendezvousParameters("holdfast", self.endpoint, "job", *self.size, is_host=False)
-        self.handlers.append(create_coordinator_handler(params))
-        return self.handlers[-1]  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from launchers import BIN
 
-from real_teams import OBEY, QUICK, TEAM_HEAD, Agent, Cluster, Start
+from real_teams import OBEY, QUICK, TEAM_HEAD, Agent, Cluster, Start, finish_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,11 +96,6 @@ class TorchrunCluster(Cluster):
                 return members
 
 
-def finish(workers: dict[str, Start]) -> None:
-    for worker in workers.values():
-        worker.finish()
-
-
 def test_node_joins_a_running_job(tmp_path: Path) -> None:
     with TorchrunCluster(tmp_path, nnodes="2:3") as cluster:
         cluster.start_all("a", "b")
@@ -110,7 +105,7 @@ def test_node_joins_a_running_job(tmp_path: Path) -> None:
         assert {name: after[name].rank for name in "ab"} == {n: before[n].rank for n in "ab"}
         assert after["a"].master_endpoint != before["a"].master_endpoint
         assert {one.restarts for one in after.values()} == {0}
-        finish(after)
+        finish_all(after.values())
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
         for agent in cluster.agents.values():
             assert "Traceback" not in agent.output()
@@ -139,7 +134,7 @@ def test_job_continues_without_nodes_that_left_or_died(tmp_path: Path) -> None:
         cluster.agents["c"].kill()
         alone = cluster.world("a")
         assert cluster.agents["a"].output().splitlines()[-1].endswith("its connection closed)")
-        finish(alone)
+        finish_all(alone.values())
         assert cluster.codes() == {"a": 0, "b": 1, "c": -signal.SIGKILL}
 
 
@@ -153,7 +148,7 @@ def test_standby_replaces_a_dead_node(tmp_path: Path) -> None:
         second = cluster.full_world(2)
         (taker,) = second.keys() - {"a"}
         assert second[taker].rank == first["b"].rank
-        finish(second)
+        finish_all(second.values())
         assert cluster.codes() == {"a": 0, "b": -signal.SIGKILL, "c": 0, "d": 0}
 
 
@@ -164,7 +159,7 @@ def test_job_survives_its_first_node(tmp_path: Path) -> None:
         cluster.start("b")
         cluster.world("a", "b")
         cluster.agents["a"].kill()
-        finish(cluster.world("b"))
+        finish_all(cluster.world("b").values())
         assert cluster.codes() == {"a": -signal.SIGKILL, "b": 0}
 
 
@@ -188,5 +183,5 @@ def test_gloo_uses_the_agents_store_also_after_a_failure(tmp_path: Path) -> None
         first = cluster.world("a", "b", master_endpoint="summed")
         os.kill(first["b"].pid, signal.SIGKILL)
         second = cluster.world("a", "b", master_endpoint="summed")
-        finish(second)
+        finish_all(second.values())
         assert cluster.codes() == {"a": 0, "b": 0}

@@ -5,7 +5,6 @@ import signal
 import sys
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -147,23 +146,6 @@ def test_one_keeper_serves_all_restarts() -> None:
     keepers = lines("keepers")
     assert len(keepers) == 3
     assert len(set(keepers)) == 1
-
-
-def test_signal_is_forwarded_and_ends_the_run() -> None:
-    os.mkfifo("ready")
-    script = "trap 'echo HUP >> seen; exit 0' HUP; echo go > ready; while :; do sleep 0.01; done"
-    agent = local(script, max_restarts=3)
-
-    def hang_up() -> None:
-        Path("ready").read_text()
-        os.kill(os.getpid(), signal.SIGHUP)
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(hang_up)
-        with pytest.raises(SignalException) as ended:
-            run(agent)
-    assert ended.value.sigval is signal.SIGHUP
-    assert lines("seen") == ["HUP"]
 
 
 # Events rather than polling.

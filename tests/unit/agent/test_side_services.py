@@ -175,9 +175,7 @@ def test_agent_survives_the_removal_of_its_installation(tmp_path: Path, fate: st
     assert "Traceback" not in errors
 
 
-def test_sampling_interval_grows_and_needs_reported_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sampling_interval_grows_and_needs_reported_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     made = services()
     reporter = made._reporter
     samples: list[tuple[tuple[int, int, float], ...]] = []

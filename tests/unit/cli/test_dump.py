@@ -13,7 +13,7 @@ import pytest
 from holdfast.cli import dump_command
 from holdfast.errors import HoldfastError
 from holdfast.processes.local_workers import local_workers
-from real_jobs import HOLDFAST, Job
+from real_jobs import Job, holdfast
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ where_all_are()
 
 
 def dumped(*words: str) -> tuple[int, str, str]:
-    done = subprocess.run([*HOLDFAST, "dump", *words], capture_output=True, text=True)
+    done = holdfast("dump", *words)
     return done.returncode, done.stdout, done.stderr
 
 

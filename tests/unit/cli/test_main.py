@@ -114,11 +114,6 @@ def test_wrong_command_line_exits_with_2_even_with_exit_code_compat(words: str) 
     assert main.run_command(["--exit-code-compat", *words.split()]) == 2
 
 
-def holdfast(*words: str, **options: Any) -> tuple[int, str, str]:
-    done = subprocess.run([*HOLDFAST, *words], capture_output=True, text=True, **options)
-    return done.returncode, done.stdout, done.stderr
-
-
 def test_python_m_holdfast_run_has_the_same_exit_codes() -> None:
     command = [sys.executable, "-m", "holdfast.run", "trian.py"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from event_fakes import PATIENCE_S, ListHandler, RecordingHandler
 from holdfast import observe
 from holdfast.elastic import events
 from holdfast.elastic.events import NodeState, RdzvEvent
@@ -18,25 +19,7 @@ from holdfast.observe.events import destinations
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATIENCE_S = 10.0
 EVENT = events.Event("it", events.EventSource.AGENT, 7)
-
-
-class ListHandler(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
-class RecordingHandler(events.EventHandler):
-    def __init__(self) -> None:
-        self.received: list[Any] = []
-
-    def record(self, event: events.Event) -> None:
-        self.received.append(event)
 
 
 @pytest.fixture(autouse=True)

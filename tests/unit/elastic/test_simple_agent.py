@@ -190,9 +190,7 @@ def test_signal_does_not_wait_for_the_next_check() -> None:
     assert agent.story == ["join", "start", "shutdown SIGTERM 30"]
 
 
-def test_signal_just_before_the_rendezvous_interrupts_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_signal_just_before_the_rendezvous_interrupts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = SignalWatch.raise_pending
 
     def look_then_signal(self: SignalWatch) -> None:

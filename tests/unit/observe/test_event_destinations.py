@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from event_fakes import PATIENCE_S, BlockingHandler, RecordingHandler, event, names
 
+from event_fakes import PATIENCE_S, BlockingHandler, ListHandler, RecordingHandler, event, names
 from holdfast import events
 from holdfast.errors import UsageError
 from holdfast.events import Event, EventSource
@@ -18,15 +17,6 @@ from holdfast.observe.events.event_recorder import JobEvents
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-class ListHandler(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 def lines_in(folder: Path) -> list[Event]:

@@ -12,8 +12,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from event_fakes import event, names
 
+from event_fakes import event, names
 from holdfast import console
 from holdfast.events import ConsoleEventHandler, Event, JsonLinesEventHandler
 from holdfast.observe.events import event_handlers
@@ -135,9 +135,7 @@ def test_truncated_line_does_not_affect_the_next(tmp_path: Path) -> None:
     assert (json.loads(first)["name"], torn, json.loads(last)["name"]) == ("first", '{"nam', "last")
 
 
-def test_console_handler_does_not_wait_for_a_full_console(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_console_handler_does_not_wait_for_a_full_console(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "_unfinished", False)
     for fill in (True, False):
         readable, writable = os.pipe()

@@ -7,10 +7,10 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
+from event_fakes import RecordingHandler
 from holdfast.observe import events_wanted
 from holdfast.observe.events.destinations import configure
 from holdfast.observe.events.event import Event, EventSource, NodeState
-from holdfast.observe.events.event_handlers import EventHandler
 from holdfast.observe.events.event_recorder import PREFIX, EventRecorder, RendezvousRecorder
 from holdfast.observe.lifecycle import (
     GenerationStarted,
@@ -102,14 +102,6 @@ def test_restarts_are_counted_from_the_rendezvous_and_per_run() -> None:
     ]  # fmt: skip
     assert inner(events[4])["group_world_size"] == 2
     assert (events[-1].metadata["run_id"], events[-1].metadata["total_run_time"]) == ("job2", 0)
-
-
-class RecordingHandler(EventHandler):
-    def __init__(self) -> None:
-        self.received: list[Any] = []
-
-    def record(self, event: Any) -> None:
-        self.received.append(event)
 
 
 def test_configured_handler_receives_rendezvous_events() -> None:

@@ -173,9 +173,7 @@ def restarts_of(*run: lifecycle.LifecycleEvent) -> tuple[dict[str, float], set[s
         [*first_start(), lifecycle.GenerationStopping(20.0, 0, StopReason.SIGNAL), *restart(22.5)],
     ],
 )
-def test_first_start_and_end_are_not_restarts(
-    run: list[lifecycle.LifecycleEvent],
-) -> None:
+def test_first_start_and_end_are_not_restarts(run: list[lifecycle.LifecycleEvent]) -> None:
     assert restarts_of(*run) == ({}, set())
 
 

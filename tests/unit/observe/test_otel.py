@@ -15,12 +15,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from event_fakes import PATIENCE_S, event
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 
+from event_fakes import PATIENCE_S, event
 from holdfast.events import Event, EventSource, NodeState, OpenTelemetryEventHandler, RdzvEvent
 from holdfast.observe.metrics import metric_otel
 from holdfast.observe.metrics.families import Family, Histogram
@@ -238,9 +238,7 @@ Exporter.__module__ = LIBRARY
 sys.modules.setdefault(LIBRARY, ModuleType(LIBRARY))
 
 
-def test_failure_is_reported_once_until_a_success(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_failure_is_reported_once_until_a_success(caplog: pytest.LogCaptureFixture) -> None:
     exporter = Exporter()
     one_line = OneLineExporter(exporter, "events")
     bad, good = Result.FAILURE, Result.SUCCESS

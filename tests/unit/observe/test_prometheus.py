@@ -79,9 +79,7 @@ def test_histogram_counts_up_to_each_bound(values: list[float]) -> None:
     assert before.count == sum(before.counts) == 0
 
 
-def test_endpoint_serves_prometheus_on_this_host(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_endpoint_serves_prometheus_on_this_host(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "holdfast")
     endpoint = MetricsEndpoint(lambda: [Family("up", "gauge", "Up").add(1, job='"quoted"')])
     endpoint.start()

@@ -190,9 +190,7 @@ def test_exit_caused_by_a_peer_is_delayed_until_the_peers(
     assert [(one.rank, one.after_stop) for one in seen] == [(1, False), (0, False)]
 
 
-def test_delayed_exit_is_reported_if_no_peer_exits(
-    group: Group,
-) -> None:
+def test_delayed_exit_is_reported_if_no_peer_exits(group: Group) -> None:
     context = group.start(WAITS, COMPLAINS, ready=1)
     failures = finished(context).failures
     assert (failures[0].stopped, failures[1].consequence) == (True, False)
@@ -304,9 +302,7 @@ def test_stopped_keeper_leaves_no_process_behind(
     assert context.result().failures[0].detail == detail
 
 
-def test_stubborn_workers_of_a_stopped_keeper_are_killed(
-    group: Group,
-) -> None:
+def test_stubborn_workers_of_a_stopped_keeper_are_killed(group: Group) -> None:
     context = group.start(IGNORES, ready=1)
     context.reap_s = 600  # The limit for a response must not be the reason of the kill.
     assert context._keeper is not None

@@ -10,9 +10,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_wait_ends_at_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_wait_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float | None] = []
 
     class Poll:

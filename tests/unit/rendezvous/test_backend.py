@@ -160,15 +160,6 @@ def test_failing_store_is_retried_when_all_members_have_arrived(cluster: Cluster
     assert [info.rank for info in cluster.meet(*nodes)] == [0, 1]
 
 
-def test_job_can_be_closed_or_read_before_any_node_joins(cluster: Cluster) -> None:
-    handler = cluster.add(1, 1)
-    assert not handler.is_closed()
-    assert not cluster.job().nodes
-    handler.set_closed()
-    assert handler.is_closed()
-    assert handler.num_nodes_waiting() == 0
-
-
 def test_close_succeeds_after_a_write_conflict(cluster: Cluster) -> None:
     handler = cluster.add(1, 1, times={"heartbeat": timedelta(seconds=1)})
     cluster.backends[0].races_lost = 1
@@ -316,9 +307,7 @@ def test_failure_and_report_reach_other_nodes_truncated(cluster: Cluster) -> Non
     assert closed.report == b"all of it"
 
 
-def test_fenced_node_rejoins_and_ignores_old_views(
-    cluster: Cluster,
-) -> None:
+def test_fenced_node_rejoins_and_ignores_old_views(cluster: Cluster) -> None:
     handler = cluster.add(1, 1)
     connection = handler.enter()
     before = in_role(handler, NodeRole.MEMBER)

@@ -49,9 +49,7 @@ def test_each_generation_has_an_empty_store_on_its_own_port(stores: WorkerStore)
             assert before.get("key") == b"old"
 
 
-def test_former_first_node_keeps_its_store_for_one_generation(
-    stores: WorkerStore,
-) -> None:
+def test_former_first_node_keeps_its_store_for_one_generation(stores: WorkerStore) -> None:
     port = stores.numbers[0]
     begin(stores, 0, number=port)
     assert stores.is_serving
@@ -140,9 +138,7 @@ def test_port_is_never_used_twice(stores: WorkerStore) -> None:
             assert late.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
 
 
-def test_port_of_a_skipped_generation_is_released(
-    stores: WorkerStore,
-) -> None:
+def test_port_of_a_skipped_generation_is_released(stores: WorkerStore) -> None:
     """Workers of other nodes may have connected to it, and their connections would wait there."""
     missed, port, kept = stores.numbers
     with socket.create_connection(("127.0.0.1", missed)) as late:

@@ -294,9 +294,7 @@ def test_first_timer_with_a_signal_decides() -> None:
     assert record.log[-1] == "kill worker process: c"
 
 
-def test_only_own_workers_are_signalled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_own_workers_are_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
     record = Record()
     # An error here would kill far more than a test.
     monkeypatch.setattr(record, "kill", lambda pid, _: record.log.append(f"kill {pid}"))

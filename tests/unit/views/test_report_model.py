@@ -43,18 +43,6 @@ def test_report_shows_the_stages_of_a_restart() -> None:
     assert report.outcome.state == "succeeded"
 
 
-def test_hung_worker_failed_at_its_last_step() -> None:
-    node = Timeline()
-    node.run()
-    node.generation(0, 2.0, 3.0)
-    node.steps(0, 5.0, 0, 25, 1.0)
-    node.stops(0, 90.0, 91.0, StopReason.WORKER_FAILED, node.failure(1, 90.0))
-    node.end(92.0, "failed")
-    report = report_of(node)
-    assert costs_of(report)["detect"] == 60.0
-    assert report.outcome.state == "failed"
-
-
 def test_nodes_are_shifted_so_that_generations_start_together() -> None:
     first, second = Timeline("a", (0, 1)), Timeline("b", (2, 3), ahead=3600.0, rank=1)
     for node in (first, second):
@@ -69,18 +57,6 @@ def test_nodes_are_shifted_so_that_generations_start_together() -> None:
     assert any("3600.000 s" in note for note in report.notes)
 
 
-def lose_a_node(*, with_the_lost_one: bool) -> Report:
-    stays, goes = Timeline("a", (0, 1)), Timeline("b", (2, 3), rank=1)
-    for node in (stays, goes):
-        node.run()
-        node.generation(0, 2.0, 3.0, nodes=2)
-    stays.stops(0, 20.0, 21.0, StopReason.GENERATION_CHANGED)
-    stays.generation(1, 22.0, 23.0, why="b was lost: its connection closed", restarts=0)
-    stays.stops(1, 40.0, 41.0, StopReason.SUCCEEDED)
-    stays.end(42.0)
-    return report_of(stays, goes) if with_the_lost_one else report_of(stays)
-
-
 def test_nodes_without_a_folder_are_named_by_the_members_of_their_round() -> None:
     stays = Timeline("a", (0, 1))
     stays.run()
@@ -92,16 +68,6 @@ def test_nodes_without_a_folder_are_named_by_the_members_of_their_round() -> Non
     report = report_of(stays)
     assert report.generations[0].end_reason == "node b was lost"
     assert any("For the other nodes (b, c) it has only" in note for note in report.notes)
-
-
-@pytest.mark.parametrize("with_the_lost_one", [True, False])
-def test_lost_node_ends_a_generation(with_the_lost_one: bool) -> None:
-    report = lose_a_node(with_the_lost_one=with_the_lost_one)
-    assert [one.end for one in report.generations] == ["lost", "succeeded"]
-    assert report.generations[0].end_reason == "b was lost: its connection closed"
-    assert report.generations[0].detect_s is None
-    assert {node.name: node.state for node in report.nodes}.get("b", "lost") == "lost"
-    assert report.outcome.state == "succeeded"
 
 
 @pytest.mark.parametrize(("restarts", "nodes", "end"), [(1, 2, "failed"), (0, 3, "regrouped")])

@@ -120,9 +120,7 @@ async def test_every_view_fits_the_terminal(size: tuple[int, int], nodes: int, r
 
 
 @in_loop
-async def test_update_draws_only_visible_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_update_draws_only_visible_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     made_lines: list[int] = []
     drawn: list[int] = []
 

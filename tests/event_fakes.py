@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.events import Event, EventHandler, EventMetadataValue, EventSource
 
@@ -26,11 +27,11 @@ class RecordingHandler(EventHandler):
     """Keeps all events."""
 
     def __init__(self) -> None:
-        self.received: list[Event] = []
+        self.received: list[Any] = []
         self.calls: list[str] = []
         self.threads: set[str] = set()
 
-    def record(self, event: Event) -> None:
+    def record(self, event: Any) -> None:
         self.received.append(event)
         self.threads.add(threading.current_thread().name)
 
@@ -39,6 +40,17 @@ class RecordingHandler(EventHandler):
 
     def close(self) -> None:
         self.calls.append("close")
+
+
+class ListHandler(logging.Handler):
+    """Keeps all lines of a log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 class FailingHandler(RecordingHandler):
