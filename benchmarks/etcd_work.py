@@ -39,10 +39,11 @@ TRIPS = 200
 IDLE_S = 10.0
 FEW, MANY = 4, 16
 MEMBERS = 3
+# As between machines; on loopback it is not required.
 AS_ON_A_NETWORK = (
     "--rdzv-conf",
     "auth=token",
-)  # As between machines; loopback needs none.
+)
 
 _jobs = itertools.count()
 

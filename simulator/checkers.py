@@ -321,9 +321,8 @@ class NoOlderWorkers(Checker):
         super().__init__(world)
         self._known: dict[int, set[int]] = {}  # Incarnations, by the coordinator that knows them.
         self._excused: dict[int, set[int]] = {}  # Lost incarnations that may still have workers.
-        self._started_by_replaced: set[tuple[str, int]] = (
-            set()
-        )  # Generations of replaced coordinators.
+        # Generations of replaced coordinators.
+        self._started_by_replaced: set[tuple[str, int]] = set()
 
     def decided(self, decision: Decision) -> None:
         before, after = decision.before, decision.after
@@ -697,9 +696,8 @@ class RoundFormsInTime(Checker):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self._waits: dict[
-            tuple[int, str], tuple[int, float, float]
-        ] = {}  # Term, last check, total.
+        # Term, last check, total.
+        self._waits: dict[tuple[int, str], tuple[int, float, float]] = {}
 
     def decided(self, decision: Decision) -> None:
         now, after, job = self.world.now, decision.after, decision.job

@@ -142,9 +142,8 @@ class Network:
         for _ in range(copies):
             arrives = at
             if conditions.jitter_s:
-                arrives += (
-                    conditions.jitter_s * draw() ** 6
-                )  # Most delays are short, a few very long.
+                # Most delays are short, a few very long.
+                arrives += conditions.jitter_s * draw() ** 6
             if draw() >= conditions.reordering:
                 arrives = max(arrives, (link.up_at if up else link.down_at) + 1e-9)
                 if up:

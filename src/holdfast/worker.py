@@ -49,7 +49,7 @@ HEARTBEAT = 3  # Times are nanoseconds of the monotonic clock, 0 for not yet.
 STEP = 4
 STEP_AT = 5
 UNWATCHED = 6  # How many sections found no slot.
-ASKED = 7  # The deadline for which the agent was last woken.
+REQUESTED = 7  # The deadline for which the agent was last woken.
 SLOTS = 32
 DEADLINES = 8  # One word for each slot: 0 for none, NEVER for a section without a timeout.
 ENTERED = DEADLINES + SLOTS
@@ -122,7 +122,7 @@ class Section:
         # This store publishes the section, so it is the last one.
         words[DEADLINES + slot] = deadline
         if deadline < words[SCAN_AT]:
-            words[ASKED] = deadline
+            words[REQUESTED] = deadline
             page.wake_agent()
 
     def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:

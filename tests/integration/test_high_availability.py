@@ -164,9 +164,8 @@ def test_failed_member_restarts_no_worker_and_a_killed_agent_leaves_nothing(
         hung = etcd_of(cluster.agents["a"])
         assert hung not in {one.pid for one in local_workers()}
         os.kill(hung, signal.SIGSTOP)
-        os.kill(
-            etcd_of(cluster.agents["b"]), signal.SIGKILL
-        )  # Now the majority is down for a moment.
+        # Now the majority is down for a moment.
+        os.kill(etcd_of(cluster.agents["b"]), signal.SIGKILL)
         cluster.agents["b"].wait_for_output("etcd on this machine exited")
         os.kill(hung, signal.SIGCONT)
         cluster.agents["b"].wait_for_output(JOINED, times=2)

@@ -261,9 +261,8 @@ def test_coordinator_raises_its_descriptor_limit_but_not_that_of_workers(tmp_pat
         (keeper,) = children(agent.pid)
         os.kill(keeper, signal.SIGKILL)
         (start,) = cluster.ranks(1)
-        assert (
-            soft_limit_of(start.pid) == given
-        )  # Its keeper was started after the limit was raised.
+        # Its keeper was started after the limit was raised.
+        assert soft_limit_of(start.pid) == given
         start.finish()
         assert cluster.codes() == {"a": 0}
 

@@ -60,9 +60,8 @@ def test_signal_is_sent_only_to_the_leader(tmp_path: Path) -> None:
         assert job.messages.take(1) == {"got15-0": family["leader"]}
         assert job.end()[0] == 143
         gone.assert_exited()
-        assert (
-            job.messages.is_quiet()
-        )  # The child was killed without a signal that it could handle.
+        # The child was killed without a signal that it could handle.
+        assert job.messages.is_quiet()
 
 
 def test_child_of_a_killed_shell_keeps_its_grace_period(tmp_path: Path) -> None:
@@ -172,9 +171,8 @@ def test_signal_during_a_restart_ends_the_job(tmp_path: Path) -> None:
     with Job(tmp_path, script, "--nproc-per-node=2", "--max-restarts=5") as job:
         leaders = job.messages.take(2)
         os.kill(leaders["leader1"], signal.SIGKILL)
-        assert job.messages.take(1) == {
-            "ignored15-0": leaders["leader0"]
-        }  # Its stop is in progress.
+        # Its stop is in progress.
+        assert job.messages.take(1) == {"ignored15-0": leaders["leader0"]}
         job.signal(signal.SIGTERM)
         os.kill(leaders["leader0"], signal.SIGKILL)
         assert job.end()[0] == 143

@@ -762,9 +762,8 @@ class MergedEvents:
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
         self._skews: dict[str, float] = {}  # How far this clock is ahead of a node's.
-        self._known: dict[
-            str, dict[EventRecord, None]
-        ] = {}  # The newest known events of each node.
+        # The newest known events of each node.
+        self._known: dict[str, dict[EventRecord, None]] = {}
         self._fresh: asyncio.Queue[EventRecord] = asyncio.Queue(REPLIES_MAX)
         self._changed = asyncio.Event()
         self._listening: dict[str, asyncio.Task[None]] = {}

@@ -97,7 +97,7 @@ STACKS_CHARS_MAX = 64 * 1024
 
 
 class NoResponse(Exception):
-    """A query cannot be answered now, for this reason."""
+    """Why a query cannot be answered now."""
 
 
 class Client:
@@ -563,7 +563,7 @@ class NodeServer:
         """Reply how to reach the other agents of a job that has no coordinator."""
         found = messages.Contacts()
         if self._membership is not None:
-            found = await _stored(self._membership.control.contacts)
+            found = await _read_stored(self._membership.control.contacts)
         size = messages.CONTACTS_AT_ONCE
         for at in range(0, max(1, len(found.contacts)), size):
             part = msgspec.structs.replace(
@@ -581,7 +581,7 @@ class NodeServer:
         if self._membership is None:
             summary = own_summary(self._agent, report)
         else:
-            found = await _stored(self._membership.control.summary)
+            found = await _read_stored(self._membership.control.summary)
             if found is None:
                 raise NoResponse("this agent does not know the state of the job yet")
             summary = with_report(found, report)
@@ -683,7 +683,7 @@ class NodeServer:
             client.send(Reply(id=query.id, body=body, last=last))
 
 
-async def _stored(read: Callable[[], T]) -> T:
+async def _read_stored(read: Callable[[], T]) -> T:
     """Return what the nodes have stored; raise `NoResponse` if it is not readable."""
     try:
         return await asyncio.to_thread(read)

@@ -59,9 +59,8 @@ class JobStores:
         self._jobs: dict[str, _Job] = {}
         self._waits: dict[int, _Wait] = {}
         self._waits_of: dict[Caller, set[int]] = {}
-        self._deadlines: list[
-            tuple[float, int]
-        ] = []  # A heap; some of the calls have ended already.
+        # A heap; some of the calls have ended already.
+        self._deadlines: list[tuple[float, int]] = []
         self._count = 0
         self._bytes = 0
         self._bytes_max = bytes_max

@@ -130,9 +130,8 @@ class Operators:
         self._fresh: dict[str, list[EventRecord]] = {}
         self._gathering: asyncio.TimerHandle | None = None
         self._seen: dict[str, int] = {}  # How many changes of each job have become events.
-        self._condition: dict[
-            str, tuple[int, int]
-        ] = {}  # Each job's restarts and nodes at that time.
+        # Each job's restarts and nodes at that time.
+        self._condition: dict[str, tuple[int, int]] = {}
         # Until when and since when a job is watched, and whether its nodes report their workers.
         self._watched: dict[str, tuple[float, float, bool]] = {}
         self._reports: dict[JobNode, NodeReport] = {}

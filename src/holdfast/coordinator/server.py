@@ -146,9 +146,8 @@ class CoordinatorServer:
         self._handshake_s = handshake_s
         self._peers: set[ServerConnection] = set()
         self._by_key: dict[NodeKey, ServerConnection] = {}
-        self._knows_end: set[NodeKey] = (
-            set()
-        )  # Nodes that know their job's end and have disconnected.
+        # Nodes that know their job's end and have disconnected.
+        self._knows_end: set[NodeKey] = set()
         self._to_flush: list[ServerConnection] = []
         self._changed: set[str] = set()
         self._last_line: dict[str, str] = {}
@@ -321,9 +320,8 @@ class CoordinatorServer:
             raise BadMessage(f"a message of {quoted(key[1])} on the connection of {peer.node}")
         peer.node = key[1]
         if peer.key is not None and self._by_key.get(peer.key) is peer:
-            del self._by_key[
-                peer.key
-            ]  # It rejoined, so its previous incarnation has no connection.
+            # It rejoined, so its previous incarnation has no connection.
+            del self._by_key[peer.key]
             self._send(self.machine.handle(now, ConnectionClosed(*peer.key)))
         older = self._by_key.get(key)
         self._by_key[key] = peer

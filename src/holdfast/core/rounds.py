@@ -880,9 +880,8 @@ class Rounds:
                 return []
             if eligible == max_nodes:
                 self._begin_wait()
-            return [
-                self._send(newcomer, new_revision=True)
-            ]  # The view says what the job waits for.
+            # The view says what the job waits for.
+            return [self._send(newcomer, new_revision=True)]
         exclusion = job.exclusions.get(newcomer.info.node)
         if exclusion is not None:
             if exclusion.kind is ExclusionKind.DRAINED or job.phase is JobPhase.ACTIVE:

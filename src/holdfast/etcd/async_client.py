@@ -50,7 +50,7 @@ CLOSE_S = 1.0
 CLOSED = Problem(ProblemKind.CLOSED, "the client is closed")
 CONNECT_S = 2.0
 """The limit for a connection to one endpoint, TLS included. TCP retransmits after a second, so one lost packet
-is no failure."""
+is not a failure."""
 LEADERLESS_PAUSE_S = 0.1
 """The pause before all endpoints are tried again if none has a leader; elections take about a second."""
 TRY_S_MIN = 0.01
@@ -168,7 +168,7 @@ class AsyncEtcdClient:
         self._token: str | None = None
         self._renewing = asyncio.Lock()
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
-        self._heard: set[int] = set()  # Endpoints that have ever responded.
+        self._responded: set[int] = set()  # Endpoints that have ever responded.
         self._idle: list[HttpConnection] = []
         self._open: set[HttpConnection] = set()
         self._watches: set[WatchHandle] = set()
@@ -202,8 +202,8 @@ class AsyncEtcdClient:
     ) -> Answer | Members:
         """Return etcd's response, or a `Problem`; raises nothing but `CancelledError`.
 
-        The limit, by default `settings.call_s`, covers all endpoints together. The client leaves an endpoint
-        that exceeds it, with all watches there, so it must not be shorter than a slow etcd needs.
+        The limit, by default `settings.call_s`, covers all endpoints together. If an endpoint exceeds it, the client
+        switches to another one, and all watches end. So it must be long enough for a slow etcd.
         """
         limit_s = self.settings.call_s if limit_s is None else limit_s
         deadline = self._loop.time() + limit_s
@@ -227,7 +227,7 @@ class AsyncEtcdClient:
         while (at := await self._next(attempts)) is not None:
             try:
                 token = await self._token_at(at, attempts)
-                reply = await self._ask(at, attempts, path, body, token)
+                reply = await self._request(at, attempts, path, body, token)
             except ConnectionProblem as problem:
                 self._failed(at, attempts, await self._explained(at, attempts, problem))
                 continue
@@ -236,17 +236,19 @@ class AsyncEtcdClient:
                 continue
             answer = json_gateway.decode(request, reply.status, reply.body)
             if not isinstance(answer, Refusal):
-                self._works(at)
+                self._note_response(at)
                 return answer
             self._refused(at, attempts, answer, token)
         return attempts.problem
 
-    async def _ask(self, at: int, attempts: Attempts, path: str, body: bytes, token: str) -> Reply:
+    async def _request(
+        self, at: int, attempts: Attempts, path: str, body: bytes, token: str
+    ) -> Reply:
         connection = self._take_idle(at) or await self._connect(at, attempts)
         try:
             limit_s = attempts.answer_s(self._loop.time())
             reply = await connection.request(path, body, token, limit_s=limit_s)
-            self._heard.add(at)
+            self._responded.add(at)
             return reply
         finally:
             self._give_back(at, connection)
@@ -313,7 +315,7 @@ class AsyncEtcdClient:
     async def _authenticate(self, at: int, attempts: Attempts) -> str:
         body = json_gateway.encode_user(self.settings.user, self.settings.password)
         try:
-            reply = await self._ask(at, attempts, json_gateway.AUTHENTICATE, body, "")
+            reply = await self._request(at, attempts, json_gateway.AUTHENTICATE, body, "")
         except ConnectionProblem as problem:
             # The request itself has not been sent yet.
             raise ConnectionProblem(problem.why, problem.kind, problem.fault) from None
@@ -392,7 +394,7 @@ class AsyncEtcdClient:
         self, at: int, attempts: Attempts, problem: ConnectionProblem
     ) -> ConnectionProblem:
         """Return a better explanation of a problem with an endpoint that has never responded, if there is one."""
-        if problem.fault is not ConnectionFault.SILENT or at in self._heard or self._closed:
+        if problem.fault is not ConnectionFault.SILENT or at in self._responded or self._closed:
             return problem
         host, port = self.settings.endpoints[at]
         better = await diagnose_silence(
@@ -420,7 +422,7 @@ class AsyncEtcdClient:
     def _name(self, at: int) -> str:
         return format_endpoint(*self.settings.endpoints[at])
 
-    def _works(self, at: int) -> None:
+    def _note_response(self, at: int) -> None:
         """Use the endpoint that responded, if the current one did not.
 
         A late response of an endpoint that the client left is no reason to return to it.
@@ -481,9 +483,9 @@ class Attempts:
         self._endpoints = endpoints
         self._deadline = deadline
         self._may_repeat = may_repeat
-        self._asked: set[int] = set()
+        self._tried: set[int] = set()
         self._leaderless: Problem | None = None
-        self._ask_again = False
+        self._retry_leaderless = False
         self._renewed = False
         self._problem: Problem | None = None
 
@@ -497,16 +499,16 @@ class Attempts:
         self.pause_s = 0.0
         if self.over or self.is_late(now):
             return None
-        if len(self._asked) == self._endpoints:
-            if not self._ask_again or self.is_late(now + LEADERLESS_PAUSE_S):
+        if len(self._tried) == self._endpoints:
+            if not self._retry_leaderless or self.is_late(now + LEADERLESS_PAUSE_S):
                 return None
-            self._asked.clear()
-            self._ask_again = False
+            self._tried.clear()
+            self._retry_leaderless = False
             self.pause_s = LEADERLESS_PAUSE_S
         return next(
             at
             for at in ((current + i) % self._endpoints for i in range(self._endpoints))
-            if at not in self._asked
+            if at not in self._tried
         )
 
     def is_late(self, now: float) -> bool:
@@ -515,19 +517,19 @@ class Attempts:
 
     def connect_s(self, now: float) -> float:
         """Return how long to wait for a connection, so that the other endpoints get their share."""
-        share_s = (self._deadline - now) / (self._endpoints - len(self._asked))
+        share_s = (self._deadline - now) / (self._endpoints - len(self._tried))
         return max(min(share_s, CONNECT_S), SHARE_S_MIN)
 
     def answer_s(self, now: float) -> float:
         """Return how long to wait for a response: all the time left if no other endpoint may be tried then."""
         left_s = self._deadline - now
         if self._may_repeat:
-            left_s /= self._endpoints - len(self._asked)
+            left_s /= self._endpoints - len(self._tried)
         return max(left_s, SHARE_S_MIN)
 
     def failed(self, at: int, problem: Problem, *, written: bool) -> None:
         """Note that an endpoint did not respond."""
-        self._asked.add(at)
+        self._tried.add(at)
         self._note(problem)
         if written and not self._may_repeat:
             self._leaderless, self.over = None, True
@@ -538,11 +540,11 @@ class Attempts:
         if handling is Handling.RENEW_TOKEN and can_renew and not self._renewed:
             self._renewed = True
             return True
-        self._asked.add(at)
+        self._tried.add(at)
         self._note(refusal.problem)
         if handling is Handling.ELSEWHERE or (handling is Handling.UNSURE and self._may_repeat):
             if refusal.problem.kind is ProblemKind.UNREACHABLE:
-                self._leaderless, self._ask_again = refusal.problem, True
+                self._leaderless, self._retry_leaderless = refusal.problem, True
         else:
             self._leaderless, self._problem = None, refusal.problem
             self.over = True

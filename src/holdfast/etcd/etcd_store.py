@@ -122,7 +122,7 @@ class Transactions:
 
         `decide` receives the content of the keys and returns operations and an outcome. It may be called
         many times; the last outcome counts. If nothing is `known`, it is first called as if no key existed,
-        because many changes are the first. Returns the outcome, and etcd's response if there were
+        because many changes create their keys. Returns the outcome, and etcd's response if there were
         operations.
         """
         found: list[Found] = [None] * len(places) if known is None else list(known)
@@ -168,8 +168,8 @@ class Transactions:
 
 def as_store_error(problem: EtcdError) -> DistError:
     """Return a problem with etcd as the error that stores raise."""
-    is_away = problem.kind is ProblemKind.UNREACHABLE
-    return (DistNetworkError if is_away else DistStoreError)(str(problem))
+    is_unreachable = problem.kind is ProblemKind.UNREACHABLE
+    return (DistNetworkError if is_unreachable else DistStoreError)(str(problem))
 
 
 def _first(found: Sequence[KeyValue]) -> Found:
@@ -475,7 +475,7 @@ class EtcdStore:
 
     # A queue: one key has the range of values, and each value is a separate key. So the cost of a push or
     # pop does not depend on the length. If the lease of a value's writer has ended, a pop skips the value,
-    # which counts until then.
+    # but `queue_len` counts it until then.
 
     def queue_push(self, key: str, value: str | bytes) -> None:
         """Put a value at the end of a queue."""
@@ -542,13 +542,13 @@ class EtcdStore:
                 accepts=lambda one: pair(one.value)[0] != turn,
             ).result()
         except StoreTimeoutError as late:
-            passed, arrived = self._give_up(key, turn)
+            passed, arrived = self._withdraw(key, turn)
             if not passed:
                 where = self._calls.where
                 raise barrier_timed_out(key, arrived, world_size, timeout_s, where) from late
         except BaseException:  # A signal's handler may have ended the wait, too.
             with suppress(DistError):
-                self._give_up(key, turn)
+                self._withdraw(key, turn)
             raise
 
     def _arrive(self, key: str, world_size: int) -> tuple[int, int]:
@@ -556,7 +556,7 @@ class EtcdStore:
         value, barrier = self._keys.value(key), self._keys.barrier(key)
 
         def decide(found: list[Found]) -> tuple[list[Op], tuple[int, int]]:
-            add_to_counter(key, _value(found[0]), 0)  # The key has a value that is not a count.
+            add_to_counter(key, _value(found[0]), 0)  # Raises if the value is not a count.
             turn, arrived = _pair(found[1])
             arrived += 1
             after = (turn, arrived) if arrived < world_size else (turn + 1, 0)
@@ -568,7 +568,7 @@ class EtcdStore:
 
         return self._calls.change([value, barrier], decide)[0]
 
-    def _give_up(self, key: str, turn: int) -> tuple[bool, int]:
+    def _withdraw(self, key: str, turn: int) -> tuple[bool, int]:
         """Withdraw an arrival; return whether the barrier opened meanwhile, and the arrivals before."""
         value, barrier = self._keys.value(key), self._keys.barrier(key)
 

@@ -91,7 +91,7 @@ class EtcdClient:
         """Return etcd's answer, or raise `EtcdError`."""
         client = self._started()
         limit = self.settings.call_s if limit_s is None else limit_s
-        answer = self._ask(client.call(request, limit_s=limit), limit + SLACK_S)
+        answer = self._run_in_loop(client.call(request, limit_s=limit), limit + SLACK_S)
         if isinstance(answer, Problem):
             raise self.error(answer)
         return answer
@@ -144,7 +144,7 @@ class EtcdClient:
         async def begin() -> WatchHandle:
             return client.watch(key, end, start_revision, watch.take, watch.ended)
 
-        handle = self._ask(begin(), SLACK_S)
+        handle = self._run_in_loop(begin(), SLACK_S)
         with self._lock:
             watch.begin(handle)
             self._watches.add(watch)
@@ -206,7 +206,7 @@ class EtcdClient:
                 self._thread = thread
             return self._client
 
-    def _ask(self, work: Coroutine[Any, Any, T], limit_s: float) -> T:
+    def _run_in_loop(self, work: Coroutine[Any, Any, T], limit_s: float) -> T:
         thread = self._thread
         try:
             if thread is None:

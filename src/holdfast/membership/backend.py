@@ -139,7 +139,7 @@ class BackendMembership(ThreadedMembership):
         Raises `BackendFailed`, or `TimeoutError` past the limit.
         """
         assert self._driver is not None
-        return self._ask(self._driver.refresh(limit_s), limit_s)
+        return self._run_in_loop(self._driver.refresh(limit_s), limit_s)
 
     # For `BackendControl`.
 
@@ -150,7 +150,7 @@ class BackendMembership(ThreadedMembership):
             rounds = self._driver.session.rounds if self._driver is not None else None
             return summary_of(rounds) if rounds is not None else None
 
-        return self._ask(read(), 0.0)
+        return self._run_in_loop(read(), 0.0)
 
     def contacts(self) -> Contacts:
         """Return how clients reach the agents, from the shared state."""
@@ -159,7 +159,7 @@ class BackendMembership(ThreadedMembership):
             rounds = self._driver.session.rounds if self._driver is not None else None
             return self.credentials.contacts(ports_of(rounds.job) if rounds is not None else ())
 
-        return self._ask(read(), 0.0)
+        return self._run_in_loop(read(), 0.0)
 
     # In the thread.
 

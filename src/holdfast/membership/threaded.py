@@ -179,7 +179,7 @@ class ThreadedMembership:
         if self._driver is None:
             return False
         try:
-            return self._ask(self._driver.leave(limit_s), limit_s)
+            return self._run_in_loop(self._driver.leave(limit_s), limit_s)
         except (TimeoutError, RuntimeError):
             return False
 
@@ -189,7 +189,7 @@ class ThreadedMembership:
         self._closed = self._ending = True
         try:
             if self._thread is not None:
-                self._ask(self._close_driver(drain_s), drain_s)
+                self._run_in_loop(self._close_driver(drain_s), drain_s)
         except Exception as error:  # noqa: BLE001 (closing must not fail)
             console.debug(f"closing the connection to {self.peer} failed: {error!r}")
         finally:
@@ -264,7 +264,7 @@ class ThreadedMembership:
         """Schedule a call in the thread; return False if the thread has ended."""
         return self._thread is not None and self._thread.post(call, *args)
 
-    def _ask(self, work: Coroutine[Any, Any, T], limit_s: float) -> T:
+    def _run_in_loop(self, work: Coroutine[Any, Any, T], limit_s: float) -> T:
         """Return the result of a coroutine in the thread; the coroutine ends by the limit itself."""
         assert self._thread is not None
         return self._thread.run(work, limit_s + SLACK_S)

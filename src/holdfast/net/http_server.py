@@ -137,13 +137,11 @@ class HttpServer:
         self._admit = admit
         self._fault_reported = False
         self._exchanges: dict[int, _Exchange] = {}  # By descriptor.
-        self._unanswered = HalfOpen(
-            connections_max
-        )  # All except those with a running `respond` thread.
+        # All except those with a running `respond` thread.
+        self._unanswered = HalfOpen(connections_max)
         self._accept_at: float | None = None
-        self._answered: deque[tuple[_Exchange, bytes]] = (
-            deque()
-        )  # Filled by threads of `in_threads`.
+        # Filled by threads of `in_threads`.
+        self._answered: deque[tuple[_Exchange, bytes]] = deque()
         self._finish_by: float | None = None  # Set when the server closes.
         self._wakes, self._wake = socket.socketpair()
         self._poll = select.poll()

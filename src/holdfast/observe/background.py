@@ -104,9 +104,8 @@ class BackgroundHandler(SafeHandler):
             if self._thread is not None:
                 self._flushes_wanted += 1
                 self._changed.notify_all()
-            wanted = (
-                self._flushes_wanted
-            )  # A flush in progress may not cover the events queued now.
+            # A flush in progress may not cover the events queued now.
+            wanted = self._flushes_wanted
             if not self._wait_until(lambda: self._flushes_done >= wanted, limit_s):
                 self._abandoned_call = self._call_began
                 self.warn(f"{self.subject} {self._pending(limit_s)}")

@@ -109,11 +109,12 @@ def _check_certificates(params: RendezvousParameters, *, tls: bool) -> None:
 
 
 def _check_files(params: RendezvousParameters, settings: EtcdSettings) -> None:
+    # The messages name the keys that the user set.
     others = (
         "ssl_cert",
         "ssl_cert_key",
         "ca_cert",
-    )  # The messages name the keys that the user set.
+    )
     cert, key, ca = ((_names(params, *both) or both)[0] for both in zip(NAMES, others, strict=True))
     try:
         settings.tls_context((cert, key, ca))

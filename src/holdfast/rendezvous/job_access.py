@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 LEAVE_S = 2.0
 """How long a leaving node waits until its report has arrived."""
 ANNOUNCE_S = 5.0
-"""How often a node that waits for the others announces its arrival again, because a new coordinator has lost the
-announcement."""
+"""How often a node that waits for the others announces its arrival again: a new coordinator does not know about the
+earlier announcement."""
 
 
 class JoinRequest(NamedTuple):

@@ -114,9 +114,8 @@ class KeySpace:
         self.share: Share | None = None
         """The share that the next calls count against; None for the store as a whole."""
         self._values: dict[bytes, bytes | bytearray] = {}
-        self._shares: dict[
-            bytes, tuple[Share, int]
-        ] = {}  # The share of a value, and its size there.
+        # The share of a value, and its size there.
+        self._shares: dict[bytes, tuple[Share, int]] = {}
         # No queue is empty. A queued value counts against its share as if it were alone in its queue.
         self._queues: dict[bytes, deque[tuple[bytes, Share | None]]] = {}
         # For each waiting client: one key, several keys, or a barrier.
@@ -127,9 +126,8 @@ class KeySpace:
         # The queue of each client's promised value, and the number of promised values per queue.
         self._promises: dict[int, bytes] = {}
         self._promised: dict[bytes, int] = {}
-        self._old_promises: set[int] = (
-            set()
-        )  # Clients whose promises the next `end_old_promises` ends.
+        # Clients whose promises the next `end_old_promises` ends.
+        self._old_promises: set[int] = set()
 
     # Values
 

@@ -298,9 +298,8 @@ class ServerThread:
             else:  # The failure may persist, so wait before the next attempt.
                 pause_s = min(faults * FAULT_PAUSE_S, FAULT_PAUSE_S_MAX)
                 wait_for(time.monotonic() + pause_s, self._ending)
-            ending = (
-                self._is_ending()
-            )  # Checked before the read, so that the last read includes all earlier requests.
+            # Checked before the read, so that the last read includes all earlier requests.
+            ending = self._is_ending()
             try:
                 self._server.check(time.monotonic())
                 faults = 0

@@ -191,9 +191,8 @@ class Seal:
         sent = self._sent
         sent.update(sealed[_FRAME])
         if not hmac.compare_digest(sent.digest(), sealed[_TAG]):
-            sent.update(
-                b"broken"
-            )  # No later frame can match, even if this one was too short to add anything.
+            # No later frame can match, even if this one was too short to add anything.
+            sent.update(b"broken")
             raise BrokenSeal
         return sealed[_BODY]
 

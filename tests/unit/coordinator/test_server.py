@@ -178,9 +178,8 @@ async def test_client_can_read_the_state_of_jobs(monkeypatch: pytest.MonkeyPatch
         client.send(Query(id=3, what=messages.STATUS, run_id="job"))
         (brief,) = jobs_in(await client.next())
         assert (brief.run_id, brief.present, brief.nodes) == ("job", 1, [])
-        write(
-            client, *[Query(id=4, what=messages.STATUS, run_id="job")] * 2
-        )  # Before the reply was read.
+        # Before the reply was read.
+        write(client, *[Query(id=4, what=messages.STATUS, run_id="job")] * 2)
         assert isinstance(await client.next(), str)
 
 

@@ -53,9 +53,8 @@ def test_without_a_leader_all_endpoints_are_retried_until_the_limit() -> None:
     t.refused(0, NO_LEADER, can_renew=False)
     assert t.next_endpoint(9.999, 1) is None  # The remaining time is too short for another attempt.
     assert t.is_late(9.999)
-    assert (
-        t.problem == NO_LEADER.problem
-    )  # It is more useful than the problem of the other endpoint.
+    # It is more useful than the problem of the other endpoint.
+    assert t.problem == NO_LEADER.problem
     # If all endpoints are unreachable, there is only one more round.
     assert t.next_endpoint(9.0, 1) == 1
     t.failed(1, AWAY, written=False)

@@ -166,9 +166,8 @@ def test_unknown_and_unused_keys_are_warned_about_once(caplog: pytest.LogCapture
     assert "join_timeout" in first
     assert "protocol" in second
     caplog.clear()
-    parse(
-        "mine", my_own_key=1, protocol="x", join_timeout="3"
-    )  # A custom backend may support them.
+    # A custom backend may support them.
+    parse("mine", my_own_key=1, protocol="x", join_timeout="3")
     assert not caplog.messages
 
 

@@ -154,9 +154,8 @@ def test_disconnected_client_is_not_counted_at_a_barrier(
 def test_value_promised_to_a_disconnected_client_wakes_the_next(
     monkeypatch: pytest.MonkeyPatch, server: TcpStoreServer, client: Client, other: Client
 ) -> None:
-    monkeypatch.setattr(
-        loop_module, "PROMISE_S", 3600.0
-    )  # The end of the promise would wake it too.
+    # The end of the promise would wake it too.
+    monkeypatch.setattr(loop_module, "PROMISE_S", 3600.0)
     with Client(server.port) as gone:
         for one in (gone, other):
             one.expect_reply(op(6, keys(b"/queue")), b"")
@@ -333,9 +332,8 @@ def test_connections_of_a_store_are_limited(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(loop_module, "CONNECTIONS_MAX", 2)
-    monkeypatch.setattr(
-        loop_module, "raise_descriptor_limit", bool
-    )  # Keep the test process's limit unchanged.
+    # Keep the test process's limit unchanged.
+    monkeypatch.setattr(loop_module, "raise_descriptor_limit", bool)
     with TcpStoreServer(listener()) as server:
         server.start()
         with Client(server.port) as one, Client(server.port) as two:
@@ -352,9 +350,8 @@ def test_stores_of_one_process_share_the_limit_of_connections(
 ) -> None:
     """The previous generation may still have all its connections, and the agent needs descriptors too."""
     monkeypatch.setattr(loop_module, "CONNECTIONS_MAX", 2)
-    monkeypatch.setattr(
-        loop_module, "raise_descriptor_limit", bool
-    )  # Keep the test process's limit unchanged.
+    # Keep the test process's limit unchanged.
+    monkeypatch.setattr(loop_module, "raise_descriptor_limit", bool)
     with (
         TcpStoreServer(listener()) as newer,
         Client(server.port) as one,

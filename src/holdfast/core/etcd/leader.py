@@ -189,9 +189,8 @@ class LedJob:
         reason for the loss of a node.
         """
         views: dict[Peer, View] = {}
-        peers: dict[
-            Peer, None
-        ] = {}  # An ordered set, so that the same input gives the same output.
+        # An ordered set, so that the same input gives the same output.
+        peers: dict[Peer, None] = {}
         was_pending = self.own_status_pending
         self.own_status_pending = True  # Until all reports are handled.
         for report in alive:

@@ -26,9 +26,8 @@ class LoggingEventHandler(EventHandler):
     def __init__(self, logger: str = LOGGER) -> None:
         self._logger = logging.getLogger(logger)
         if self._logger.level == logging.NOTSET:
-            self._logger.setLevel(
-                logging.INFO
-            )  # Otherwise the root's level applies, which is WARNING.
+            # Otherwise the root's level applies, which is WARNING.
+            self._logger.setLevel(logging.INFO)
 
     def record(self, event: Event) -> None:
         self._logger.info("%s", event.serialize(), extra={"event": event})

@@ -207,8 +207,8 @@ def describe(e: BaseException) -> str:
         return f"{name}: <its text is not available: {type(problem).__name__}>"
 
 
-def users_part(tb: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of ours that lead to the user's code."""
+def without_own_frames(tb: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without Holdfast's frames, which precede the user's code."""
     ours = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
     part = tb
     while part is not None:
@@ -222,7 +222,7 @@ def users_part(tb: TracebackType | None) -> TracebackType | None:
 def _callstack(e: BaseException) -> str:
     """Return the traceback as Python prints it, beginning with the user's own frame."""
     try:
-        return "".join(traceback.format_exception(type(e), e, users_part(e.__traceback__)))
+        return "".join(traceback.format_exception(type(e), e, without_own_frames(e.__traceback__)))
     except Exception as problem:  # noqa: BLE001 (an odd exception can break its own formatting)
         return f"{describe(e)}\n<its traceback is not available: {type(problem).__name__}>\n"
 

@@ -25,7 +25,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from holdfast.errors import UsageError
-from holdfast.processes.failures.error_file import record, users_part
+from holdfast.processes.failures.error_file import record, without_own_frames
 from holdfast.processes.signals import SignalException
 from holdfast.processes.workers.function_signals import RaisedSignals, die_of
 
@@ -188,7 +188,7 @@ def call_in_fork(call: Callable[[], None]) -> int:
     except BaseException as error:  # noqa: BLE001 (the last place that sees it)
         import traceback
 
-        traceback.print_exception(type(error), error, users_part(error.__traceback__))
+        traceback.print_exception(type(error), error, without_own_frames(error.__traceback__))
         status = 1
         died_of = signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0
     _end_like_an_interpreter()
@@ -265,7 +265,7 @@ def prepare(preparation: bytes) -> None:
 
 def main() -> None:
     """Run as a `spawn` worker: read the call from descriptor 3, write its value to 4."""
-    sys.excepthook = _show_users_part
+    sys.excepthook = _show_without_own_frames
     with open(CALL_FD, "rb") as stream:
         preparation, data, has_tracker = pickle.load(stream)  # noqa: S301 (our agent's)
     if has_tracker:
@@ -280,8 +280,8 @@ def main() -> None:
         die_of(stop.sigval)
 
 
-def _show_users_part(kind: type[BaseException], error: BaseException, tb: Any) -> None:
-    part = users_part(tb and tb.tb_next) or tb  # Without the first `-c`.
+def _show_without_own_frames(kind: type[BaseException], error: BaseException, tb: Any) -> None:
+    part = without_own_frames(tb and tb.tb_next) or tb  # Without the first `-c`.
     sys.__excepthook__(kind, error.with_traceback(part), part)
 
 

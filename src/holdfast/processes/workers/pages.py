@@ -25,7 +25,6 @@ from holdfast import console
 from holdfast.core.values import Value
 from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.worker import (
-    ASKED,
     DEADLINES,
     ENTERED,
     HEARTBEAT,
@@ -38,6 +37,7 @@ from holdfast.worker import (
     PAGE_BYTES,
     PAGE_ENV,
     PID,
+    REQUESTED,
     SCAN_AT,
     SLOTS,
     STEP,
@@ -128,7 +128,7 @@ class WorkerPage:
     def requested_scan(self) -> float | None:
         """Return the deadline of the section for which the worker last requested a scan."""
         words, _ = self._read()
-        return words[ASKED] / 1e9 if words and 0 < words[ASKED] < NEVER else None
+        return words[REQUESTED] / 1e9 if words and 0 < words[REQUESTED] < NEVER else None
 
     def next_deadline(self, after: float = 0.0) -> float | None:
         """Return the earliest deadline of the sections that the worker is in.
@@ -317,11 +317,11 @@ class WorkerPages:
 
     def take(self, now: float) -> list[tuple[int, Section]]:
         """If a scan is due, read the pages; return the expired sections, by local rank."""
-        asked = self.was_requested = self._take_notice()
+        requested = self.was_requested = self._take_notice()
         deadline = self.next_deadline()
-        if not asked and (deadline is None or now < deadline):
+        if not requested and (deadline is None or now < deadline):
             return []
-        settling = not asked and (self._scan_at is None or now < self._scan_at)
+        settling = not requested and (self._scan_at is None or now < self._scan_at)
         self._settle_at = None if settling else now + SETTLE_S
         late: list[tuple[int, Section]] = []
         times: list[float] = []

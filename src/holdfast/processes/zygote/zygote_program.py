@@ -9,7 +9,7 @@ The zygote is a separate program, which any interpreter of the workers can run: 
 `holdfast`. A worker exits by returning from this file's top level, or by an exception that leaves it,
 so the interpreter itself does its usual work at exit.
 
-Both sides send length-prefixed `marshal` tuples, in version 2 for interpreters that differ. The
+Both sides send length-prefixed `marshal` tuples, in version 2 because the interpreters may differ. The
 agent's requests, by their first item:
 
 ``preload modules kind what path``

@@ -254,15 +254,12 @@ class ServingLoop:
         self._wake = wake
         self._space = KeySpace(BYTES_MAX)
         self._half_open = HalfOpen(HALF_OPEN_MAX, HALF_OPEN_MIN_S)
-        self._held = HalfOpen(
-            0
-        )  # Connections of hosts that are not attested yet; they are not read.
-        self._remote: dict[
-            bytes, dict[ClientConnection, None]
-        ] = {}  # Connections from other hosts, by host.
-        self._again: dict[
-            ClientConnection, None
-        ] = {}  # Connections that yielded with requests left.
+        # Connections of hosts that are not attested yet; they are not read.
+        self._held = HalfOpen(0)
+        # Connections from other hosts, by host.
+        self._remote: dict[bytes, dict[ClientConnection, None]] = {}
+        # Connections that yielded with requests left.
+        self._again: dict[ClientConnection, None] = {}
         self._accept_at: float | None = None  # When to accept again, while paused.
         self._promises_at: float | None = None  # When to end old promises, if there are any.
         self._numbers = 0
@@ -497,7 +494,7 @@ class ServingLoop:
                 del self._remote[connection.host]
         self._again.pop(connection, None)
         self._buffered_bytes -= connection.buffered_bytes()
-        self._count_for(connection, None)
+        self._move_to_share(connection, None)
         # Otherwise a copy in a child that is being forked would keep it registered.
         self._epoll.unregister(connection.descriptor)
         _shut_down(connection.socket)
@@ -614,13 +611,13 @@ class ServingLoop:
         share = self._admission.attest(agent.host, agent.host_name)
         now = time.monotonic()
         for mate in self._remote[agent.host]:
-            self._count_for(mate, share)
+            self._move_to_share(mate, share)
             if self._held.remove(mate):
                 mate.greet = None
                 self._half_open.add(mate, mate.host_name, now)
                 self._epoll.modify(mate.descriptor, _IN)
 
-    def _count_for(self, connection: ClientConnection, share: Share | None) -> None:
+    def _move_to_share(self, connection: ClientConnection, share: Share | None) -> None:
         """Move a connection, and the bytes buffered for it, to another share."""
         for one, sign in ((connection.share, -1), (share, 1)):
             if one is not None:
@@ -637,9 +634,9 @@ class ServingLoop:
         until = self._accept_at
         if self._promises_at is not None:
             until = self._promises_at if until is None else min(until, self._promises_at)
-        for crowd, limit_s in ((self._half_open, VALIDATE_S), (self._held, HELD_S)):
-            if crowd.since:
-                oldest = next(iter(crowd.since.values())) + limit_s
+        for group, limit_s in ((self._half_open, VALIDATE_S), (self._held, HELD_S)):
+            if group.since:
+                oldest = next(iter(group.since.values())) + limit_s
                 until = oldest if until is None else min(until, oldest)
         return -1 if until is None else max(0.0, until - time.monotonic())
 
@@ -727,7 +724,7 @@ class ServingLoop:
             self._warn(f"workers' store: cannot serve {connection}: {error.strerror}")
             peer.close()
             return
-        self._count_for(connection, share)
+        self._move_to_share(connection, share)
         if connection.host:
             self._remote.setdefault(connection.host, {})[connection] = None
         self.connections[connection.number] = connection
@@ -742,13 +739,13 @@ class ServingLoop:
 
         At the limit of half-open connections there is room if one of them may be closed; `_add` closes it.
         """
-        in_all = sum(len(loop.connections) for loop in _loops)
-        if in_all >= self._connections_max:
+        total = sum(len(loop.connections) for loop in _loops)
+        if total >= self._connections_max:
             self._raise_limit()
-        if len(self.connections) < self._connections_max <= in_all:
+        if len(self.connections) < self._connections_max <= total:
             self._warn(
                 "workers' store: cannot accept another connection now: there are "
-                f"{in_all}, including the previous generation's (raise the agent's ulimit -Hn)"
+                f"{total}, including the previous generation's (raise the agent's ulimit -Hn)"
             )
             self._pause_accepting(now + NO_ROOM_S)
             return False

@@ -353,7 +353,7 @@ class JobScreen(Screen[None]):
 
     def action_restart(self) -> None:
         job = self.job.header
-        self._ask(
+        self._confirm(
             Action.RESTART,
             f"Restart all {job.ranks} workers of {job.run_id}?",
             f"Generation {job.generation + 1} starts on all nodes. No restart is charged.",
@@ -365,20 +365,20 @@ class JobScreen(Screen[None]):
             return
         if node.drained:
             what = "It is eligible again when the next round forms."
-            self._ask(Action.UNDRAIN, f"Undrain {node.node}?", what, node.node)
+            self._confirm(Action.UNDRAIN, f"Undrain {node.node}?", what, node.node)
         else:
             what = (
                 "Its workers are stopped, and it has none until it is undrained. A standby replaces "
                 "it, or the job shrinks. No restart is charged."
             )
-            self._ask(Action.DRAIN, f"Drain {node.node}?", what, node.node)
+            self._confirm(Action.DRAIN, f"Drain {node.node}?", what, node.node)
 
     def action_stop(self) -> None:
         job = self.job.header
         what = f"All {job.ranks} workers are stopped, and all agents exit. This is final."
-        self._ask(Action.STOP, f"Stop {job.run_id}?", what)
+        self._confirm(Action.STOP, f"Stop {job.run_id}?", what)
 
-    def _ask(self, action: Action, title: str, consequence: str, node: str = "") -> None:
+    def _confirm(self, action: Action, title: str, consequence: str, node: str = "") -> None:
         def answered(reason: str | None) -> None:
             if reason is not None:
                 self.run_worker(self._request(action, node, reason))

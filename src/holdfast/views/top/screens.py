@@ -282,7 +282,7 @@ class Stacks(TextScreen):
 
     def __init__(self, title: str, nodes: Sequence[str], client: Client) -> None:
         super().__init__(title)
-        self._asked, self._client = nodes, client
+        self._queried, self._client = nodes, client
 
     def on_mount(self) -> None:
         super().on_mount()
@@ -293,18 +293,18 @@ class Stacks(TextScreen):
 
     async def _read(self) -> None:
         client = self._client()
-        self.note(f"requesting stacks from {len(self._asked)} nodes ...")
+        self.note(f"requesting stacks from {len(self._queried)} nodes ...")
         self.view.clear()
         if client is None:
             self.note("cannot connect to the job")
             return
         at_once = asyncio.Semaphore(STACKS_AT_ONCE)
 
-        async def ask(node: str) -> NodeStacks:
+        async def query(node: str) -> NodeStacks:
             async with at_once:
                 return await client.stacks(node)
 
-        found = await asyncio.gather(*(ask(node) for node in self._asked))
+        found = await asyncio.gather(*(query(node) for node in self._queried))
         groups = grouped([(one.rank, one.text) for node in found for one in node.workers])
         lines = [(f"{group.who}: {group.place}", "accent") for group in groups]
         lines += [(f"{node.node}: {node.problem}", "bad") for node in found if node.problem]
