@@ -92,7 +92,7 @@ class EtcdAgent(Agent):
 
     @property
     def leads(self) -> bool:
-        """Whether this agent believes to be the leader of its job."""
+        """Whether this agent believes that it is the leader of its job."""
         return self.etcd_session.leadership.led is not None
 
     # Events.
@@ -269,7 +269,7 @@ class EtcdDriver:
     # Faults of etcd.
 
     def cut(self, agent: Agent) -> None:
-        """Handle that an agent was disconnected."""
+        """Break the connections of an agent that was disconnected."""
         assert isinstance(agent, EtcdAgent)
         self.network.cut(agent)
         self.presences.cut(agent)

@@ -237,7 +237,7 @@ def run(args: argparse.Namespace) -> None:
     config, program, program_args = config_from_args(args)
     check_can_start(args)
     if config.max_nodes > 1 or _has_multi_node_flags(given):
-        # A plain job of one node needs none of what the checks import.
+        # The checks import modules that a plain job of one node does not need.
         from holdfast.cli import flag_warnings
 
         flag_warnings.warn(given, config)
@@ -321,7 +321,7 @@ def _job_wide(args: argparse.Namespace) -> dict[str, Any]:
 
 def _rdzv_configs(args: argparse.Namespace) -> dict[str, Any]:
     configs: dict[str, Any] = {}
-    if args.rdzv_conf:  # Most jobs of one node do without the whole table of keys.
+    if args.rdzv_conf:  # Most jobs of one node do not need the table of keys.
         from holdfast.rendezvous.rdzv_conf import FLAG, parse_text
 
         configs.update(parse_text(args.rdzv_conf, values.source_of(args.rdzv_conf, FLAG)))

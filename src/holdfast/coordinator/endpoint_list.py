@@ -74,7 +74,7 @@ class EndpointList:
         try:
             async with asyncio.timeout(limit_s):
                 connection, at = await first_of(self._connectors[place + 1 :])
-        except (ConnectFailed, OSError):  # A `TimeoutError` is one.
+        except (ConnectFailed, OSError):  # `OSError` includes `TimeoutError`.
             return ""
         connection.abort()
         return format_endpoint(self._connectors[at].host, self._connectors[at].port)

@@ -42,7 +42,7 @@ AWAY_S_MAX = 10 * 366 * 86_400.0
 
 COUNTER_MAX = 2**62
 """The limit of counters and random numbers: terms, revisions, generations and so on. msgpack can encode
-numbers below 2**64, which incrementing even a hostile value does not reach."""
+numbers below 2**64. Even a hostile value stays below that when it is incremented."""
 REPORTED_COUNTER_MAX = 2**53
 """The limit of counters that a node reports. A coordinator that accepts such a value continues to count
 from it (`core.rounds`)."""

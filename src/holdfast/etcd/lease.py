@@ -2,7 +2,7 @@
 
 Keys under a `KeptLease` exist while the process lives. Nothing is revoked when the last user closes, since
 others may still read the keys; etcd deletes them `ttl_s` seconds later. If etcd was unreachable for so
-long that the lease expired, the next write replaces the lease; the keys of the old one are gone.
+long that the lease expired, the next write replaces the lease; etcd has deleted the keys of the old one.
 """
 
 from __future__ import annotations

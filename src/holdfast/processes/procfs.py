@@ -99,7 +99,7 @@ def parent_of(pid: int) -> int:
 
 
 def root_of(pid: int, roots: Container[int]) -> int:
-    """Return the root that a process is or is below; 0 for none, and for this process."""
+    """Return the nearest of `roots` among a process and its ancestors; 0 for none, and for this process itself."""
     if pid == os.getpid():
         return 0
     for _ in range(ANCESTORS_MAX):

@@ -55,7 +55,7 @@ class WorkerStore:
     """This node's ports for the workers' store, and the stores on the ports in use.
 
     The ports are on one `address` of this host, or on all of them. If the user chose a port `number`, all
-    generations use it, without the protection above.
+    generations use it, without the protection described above.
     """
 
     def __init__(

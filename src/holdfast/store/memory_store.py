@@ -40,7 +40,7 @@ class MemoryStore:
 
     def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self._values: dict[str, bytes] = {}
-        self._queues: dict[str, deque[bytes]] = {}  # No queue is empty.
+        self._queues: dict[str, deque[bytes]] = {}  # An empty queue is removed.
         self._barriers: dict[str, _Barrier] = {}
         self._changed = threading.Condition()  # Guards everything, and is notified of changes.
         self._timeout_s = timeout_s

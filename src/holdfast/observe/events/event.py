@@ -31,7 +31,7 @@ def json_text(value: Any) -> str:
 
 
 def _reduced(value: Any, depth: int = 0) -> Any:
-    """Return a copy of only JSON's types and limited depth."""
+    """Return a copy that has only JSON's types and a limited depth."""
     if depth > DEPTH_MAX:
         return "..."
     match value:
@@ -83,7 +83,7 @@ class Event:
 
     @staticmethod
     def deserialize(data: str | Event) -> Event:
-        """Return the event of a text from `serialize`; an event is returned unchanged."""
+        """Parse the text that `serialize` returns; return an event unchanged."""
         if isinstance(data, Event):
             return data
         fields = _fields_in(data)
@@ -124,7 +124,7 @@ class RdzvEvent:
 
     @staticmethod
     def deserialize(data: str | RdzvEvent) -> RdzvEvent:
-        """Return the event of a text from `serialize`; an event is returned unchanged."""
+        """Parse the text that `serialize` returns; return an event unchanged."""
         if isinstance(data, RdzvEvent):
             return data
         fields = _fields_in(data)
