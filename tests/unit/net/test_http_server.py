@@ -106,7 +106,10 @@ def test_invalid_request_is_refused(
     assert ask(server, "/figures") == (200, b"one 1\n")
 
 
-@given(st.one_of(st.binary(max_size=60), st.lists(st.sampled_from(PIECES)).map(b"".join)))
+words = st.lists(st.sampled_from(PIECES)).map(b"".join)
+
+
+@given(st.binary(max_size=60) | words | words.map(lambda path: b"GET /%s HTTP/1.1\r\n\r\n" % path))
 def test_any_head_is_a_request_or_refused(head: bytes) -> None:
     request, length, status = http_server.parse_head(head, ("GET", "HEAD"))
     assert length >= 0
