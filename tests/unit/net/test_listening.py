@@ -99,27 +99,6 @@ def test_port_held_by_another_user_is_not_joined(host: str) -> None:
         assert try_bind("localhost", port, None) is None
 
 
-def test_port_can_be_bound_right_after_its_coordinator_was_killed() -> None:
-    """Its connections are still in TIME_WAIT."""
-    program = (
-        "import socket, sys; from holdfast.net.listening import try_bind;"
-        "s = try_bind('127.0.0.1', 0, True); print(s.getsockname()[1], flush=True);"
-        "s.setblocking(True); c, _ = s.accept(); c.send(b'x'); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as killed:
-        assert killed.stdout is not None
-        port = int(killed.stdout.readline())
-        with socket.create_connection(("127.0.0.1", port)) as client:
-            assert client.recv(1) == b"x"
-            killed.kill()
-            killed.wait()
-            listener = try_bind("127.0.0.1", port, is_host=True)
-            assert listener is not None
-            listener.close()
-
-
 # In a separate process, because a lowered limit cannot always be raised again.
 LIMITS = """
 import resource
