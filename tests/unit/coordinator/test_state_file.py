@@ -19,6 +19,7 @@ from holdfast.core.phases import JobOutcome
 from holdfast.core.protocol import Ack, NodeInfo, View
 from holdfast.core.saved_jobs import SavedJob
 from holdfast.errors import UsageError
+from in_loop import in_loop
 from other_users import STRANGER
 
 if TYPE_CHECKING:
@@ -164,49 +165,44 @@ class Desk:
         self.ahead.send(self.machine.handle(0.0, StatusReceived(status, "here")))
 
 
-def test_answers_are_sent_in_order_after_the_write() -> None:
-    async def exchange() -> None:
-        desk, node = Desk(), a_node("a", a_job_of(1, 1), 1)
-        desk.take(node.status())
-        desk.take(node.status())
-        assert desk.sent == []
-        assert [one.generation for one in desk.disk.stored[-1]] == [0]
-        desk.disk.done("")
-        await desk.something.wait()
-        assert [type(one) for one in desk.sent] == [View, Ack]
-        desk.take(node.status())
-        assert len(desk.sent) == 3, "there is nothing new to be stored"
-        assert not desk.warned
-        desk.ahead.close()
-
-    asyncio.run(exchange())
+@in_loop
+async def test_answers_are_sent_in_order_after_the_write() -> None:
+    desk, node = Desk(), a_node("a", a_job_of(1, 1), 1)
+    desk.take(node.status())
+    desk.take(node.status())
+    assert desk.sent == []
+    assert [one.generation for one in desk.disk.stored[-1]] == [0]
+    desk.disk.done("")
+    await desk.something.wait()
+    assert [type(one) for one in desk.sent] == [View, Ack]
+    desk.take(node.status())
+    assert len(desk.sent) == 3, "there is nothing new to be stored"
+    assert not desk.warned
+    desk.ahead.close()
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_job_continues_if_writes_fail(
+@in_loop
+async def test_job_continues_if_writes_fail(
     monkeypatch: pytest.MonkeyPatch,
     hangs: bool,
 ) -> None:
     monkeypatch.setattr(state_file, "STORE_S", 0.01)
-
-    async def exchange() -> None:
-        desk, node = Desk(), a_node("a", a_job_of(1, 1, max_restarts=1), 1)
-        desk.take(node.status())
-        if not hangs:
-            desk.disk.done("state file state.json: no space")
-        await desk.something.wait()
-        assert len(desk.warned) == 1
-        for view in desk.sent:
-            assert isinstance(view, View)
-            assert node.receive(view)
-        desk.sent.clear()
-        node.apply()
-        desk.take(node.fail())
-        if hangs:
-            assert desk.sent, "after one timeout, later answers do not wait"
-        desk.ahead.close()
-
-    asyncio.run(exchange())
+    desk, node = Desk(), a_node("a", a_job_of(1, 1, max_restarts=1), 1)
+    desk.take(node.status())
+    if not hangs:
+        desk.disk.done("state file state.json: no space")
+    await desk.something.wait()
+    assert len(desk.warned) == 1
+    for view in desk.sent:
+        assert isinstance(view, View)
+        assert node.receive(view)
+    desk.sent.clear()
+    node.apply()
+    desk.take(node.fail())
+    if hangs:
+        assert desk.sent, "after one timeout, later answers do not wait"
+    desk.ahead.close()
 
 
 def test_files_of_other_users_are_neither_read_nor_written(path: Path, tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
         yield etcd
 
 
-def test_concurrent_calls_request_one_token() -> None:
+@in_loop
+async def test_concurrent_calls_request_one_token() -> None:
     requests: list[bytes] = []
 
     async def answer(data: bytes) -> bytes:
@@ -102,11 +103,8 @@ def test_concurrent_calls_request_one_token() -> None:
         is_token = requests[-1] == b"/v3/auth/authenticate"
         return http(b'{"token":"t"}' if is_token else b'{"header":{"revision":"1"}}')
 
-    async def make_calls() -> None:
-        async with server(answer) as port, client_of(port, user="u", password="p") as client:
-            await asyncio.gather(*(done(client, Txn()) for _ in range(8)))
-
-    asyncio.run(make_calls())
+    async with server(answer) as port, client_of(port, user="u", password="p") as client:
+        await asyncio.gather(*(done(client, Txn()) for _ in range(8)))
     assert len(requests) == 9
     assert requests.count(b"/v3/auth/authenticate") == 1
 

@@ -80,28 +80,26 @@ def test_certificate_rejected_after_the_handshake_is_explained(tls: Tls) -> None
     assert "cert" in found.why
 
 
-def test_tls_client_of_a_plain_server_is_explained() -> None:
+@in_loop
+async def test_tls_client_of_a_plain_server_is_explained() -> None:
     async def answer(data: bytes) -> bytes | None:
         return http(b"no such method", "405 Method Not Allowed") if b"/version" in data else None
 
-    async def make_calls() -> object:
-        async with server(answer) as port:
-            return await why(port, client_context())
-
-    assert asyncio.run(make_calls()) == Problem(ProblemKind.DENIED, NOT_TLS)
+    async with server(answer) as port:
+        found = await why(port, client_context())
+    assert found == Problem(ProblemKind.DENIED, NOT_TLS)
 
 
-def test_plain_server_that_closes_is_not_mistaken_for_tls() -> None:
+@in_loop
+async def test_plain_server_that_closes_is_not_mistaken_for_tls() -> None:
     """The server closes plain connections and responds to a TLS handshake in plain text, so it has no TLS."""
 
     async def answer(data: bytes) -> bytes | None:
         return http(b"", "400 Bad Request") if data.startswith(b"\x16\x03") else None
 
-    async def make_calls() -> object:
-        async with server(answer) as port:
-            return await why(port, None)
-
-    assert asyncio.run(make_calls()) is None
+    async with server(answer) as port:
+        found = await why(port, None)
+    assert found is None
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
@@ -121,7 +119,8 @@ def test_silent_server_is_diagnosed_within_the_limit(*, is_tls: bool) -> None:
         assert asyncio.run(why(port, client_context() if is_tls else None, 0.05)) is None
 
 
-def test_endpoint_that_responded_before_is_not_diagnosed() -> None:
+@in_loop
+async def test_endpoint_that_responded_before_is_not_diagnosed() -> None:
     """An endpoint that responded before and now closes connections is an etcd that is exiting."""
     asked: list[bytes] = []
 
@@ -129,12 +128,9 @@ def test_endpoint_that_responded_before_is_not_diagnosed() -> None:
         asked.append(data)
         return http(b'{"header":{"revision":"1"}}') if len(asked) == 1 else None
 
-    async def make_calls() -> None:
-        async with server(answer, once=True) as port, client_of(port) as client:
-            await client.call(put(b"a"))
-            await problem(client, put(b"a"))
-
-    asyncio.run(make_calls())
+    async with server(answer, once=True) as port, client_of(port) as client:
+        await client.call(put(b"a"))
+        await problem(client, put(b"a"))
     assert all(data.startswith(b"POST /v3/") for data in asked)
 
 

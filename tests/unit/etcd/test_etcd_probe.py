@@ -26,6 +26,7 @@ from holdfast.etcd.probe import (
 )
 from holdfast.net import listening
 from holdfast.net.addresses import Address
+from in_loop import in_loop
 from real_etcd import running_cluster, running_etcd
 
 if TYPE_CHECKING:
@@ -126,18 +127,17 @@ def test_probe_of_an_absent_or_silent_machine_finds_nothing() -> None:
     assert seen(port).state is None
 
 
-def test_probe_server_reports_to_etcd_clients_what_it_waits_for() -> None:
+@in_loop
+async def test_probe_server_reports_to_etcd_clients_what_it_waits_for() -> None:
     def ask(port: int) -> dict[str, object]:
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(f"http://{LOCAL}:{port}/v3/kv/range", b"{}", timeout=10)
         with refused.value as answer:
             return dict(json.loads(answer.read()))
 
-    async def visit() -> dict[str, object]:
-        async with probe_server() as port:
-            return await asyncio.to_thread(ask, port)
-
-    assert asyncio.run(visit())["message"] == "it waits for node1"
+    async with probe_server() as port:
+        reply = await asyncio.to_thread(ask, port)
+    assert reply["message"] == "it waits for node1"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,8 @@ def test_probe_server_reports_to_etcd_clients_what_it_waits_for() -> None:
         + b" " * (PROBE_BYTES_MAX + 1),
     ],
 )
-def test_server_survives_invalid_requests(sent: bytes) -> None:
+@in_loop
+async def test_server_survives_invalid_requests(sent: bytes) -> None:
     def probe(port: int) -> None:
         with socket.create_connection((LOCAL, port), 10) as visitor:
             visitor.sendall(sent)
@@ -157,9 +158,7 @@ def test_server_survives_invalid_requests(sent: bytes) -> None:
                 while visitor.recv(4096):
                     pass
 
-    async def visit() -> ProbeResult:
-        async with probe_server() as port:
-            await asyncio.to_thread(probe, port)
-            return await probe_member(LOCAL, port, PROBE, tls=None, limit_s=10)
-
-    assert asyncio.run(visit()).state == Empty(7)
+    async with probe_server() as port:
+        await asyncio.to_thread(probe, port)
+        view = await probe_member(LOCAL, port, PROBE, tls=None, limit_s=10)
+    assert view.state == Empty(7)

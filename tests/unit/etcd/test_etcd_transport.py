@@ -35,26 +35,24 @@ async def ask_of(words: bytes | None, limit_s: float = S) -> Reply:
             await connection.ended
 
 
-def test_request_is_one_write_and_the_connection_is_reused() -> None:
+@in_loop
+async def test_request_is_one_write_and_the_connection_is_reused() -> None:
     heard: list[bytes] = []
 
     async def answer(data: bytes) -> bytes:
         heard.append(data)
         return http(b'{"n":%d}' % len(heard))
 
-    async def make_calls() -> None:
-        async with server(answer) as port:
-            connection = await connect(port)
-            for n in (1, 2):
-                assert connection.is_idle
-                reply = await connection.request("/v3/x", b'{"a":1}', "the-token", limit_s=S)
-                assert reply == Reply(200, b'{"n":%d}' % n)
-            assert connection.local_address == LOCAL
-            connection.abort("done")
-            await connection.ended
-            assert not connection.is_idle
-
-    asyncio.run(make_calls())
+    async with server(answer) as port:
+        connection = await connect(port)
+        for n in (1, 2):
+            assert connection.is_idle
+            reply = await connection.request("/v3/x", b'{"a":1}', "the-token", limit_s=S)
+            assert reply == Reply(200, b'{"n":%d}' % n)
+        assert connection.local_address == LOCAL
+        connection.abort("done")
+        await connection.ended
+        assert not connection.is_idle
     assert len(heard) == 2
     head, _, body = heard[0].partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v3/x HTTP/1.1\r\n")
@@ -65,20 +63,17 @@ def test_request_is_one_write_and_the_connection_is_reused() -> None:
     assert b"content-length: 7" in lines
 
 
-def test_lines_are_delivered_however_the_network_splits_them() -> None:
+@in_loop
+async def test_lines_are_delivered_however_the_network_splits_them() -> None:
     pieces = [b'{"a"', b":1}\n{", b'"b":2}\n', b'\n{"c":3}\n']
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in pieces) + b"0\r\n\r\n"
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     lines: list[bytes] = []
-
-    async def make_calls() -> Reply:
-        async with responding(head + chunks) as port:
-            connection = await connect(port)
-            reply = await connection.stream("/v3/watch", b"{}", "", lines.append)
-            await connection.ended
-            return reply
-
-    assert asyncio.run(make_calls()).status == 200
+    async with responding(head + chunks) as port:
+        connection = await connect(port)
+        reply = await connection.stream("/v3/watch", b"{}", "", lines.append)
+        await connection.ended
+    assert reply.status == 200
     assert lines == [b'{"a":1}', b'{"b":2}', b'{"c":3}']
 
 
@@ -147,22 +142,18 @@ def without_h11(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
 
-def test_keepalive_detects_a_vanished_host() -> None:
-    async def options() -> list[int]:
-        async with responding(b"") as port:
-            connection = await connect(port)
-            assert connection._transport is not None
-            there: socket.socket = connection._transport.get_extra_info("socket")
-            names = ("NODELAY", "KEEPIDLE", "KEEPINTVL", "KEEPCNT", "USER_TIMEOUT")
-            found = [there.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)]
-            found += [
-                there.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{n}")) for n in names
-            ]
-            connection.abort("done")
-            await connection.ended
-            return found
-
-    alive, no_delay, idle, every, probes, unacknowledged = asyncio.run(options())
+@in_loop
+async def test_keepalive_detects_a_vanished_host() -> None:
+    async with responding(b"") as port:
+        connection = await connect(port)
+        assert connection._transport is not None
+        there: socket.socket = connection._transport.get_extra_info("socket")
+        names = ("NODELAY", "KEEPIDLE", "KEEPINTVL", "KEEPCNT", "USER_TIMEOUT")
+        found = [there.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)]
+        found += [there.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{n}")) for n in names]
+        connection.abort("done")
+        await connection.ended
+    alive, no_delay, idle, every, probes, unacknowledged = found
     assert alive
     assert no_delay
     assert idle + every * probes <= 10
