@@ -142,6 +142,19 @@ def test_a_lost_control_port_is_stored_again() -> None:
         cluster.state, cluster.token = encode(older), cluster.token + 1
 
 
+def test_an_older_state_is_ignored() -> None:
+    cluster, one, other = pair()
+    old, generation = cluster.state, one.views[-1].generation
+    other.report(FAILED, 0, failure=Failure(node="n1"))
+    cluster.pass_s(0.3)
+    assert one.views[-1].generation == generation + 1
+    newest, cluster.state = cluster.state, old
+    count = len(one.views)
+    one.feed(RefreshRequested())
+    assert len(one.views) == count
+    cluster.state = newest
+
+
 def test_successive_statuses_are_stored_in_order() -> None:
     cluster, one, other = pair()
     one.is_cut = True
