@@ -228,14 +228,14 @@ def _command_line(pid: int) -> str:
 
 
 @pytest.fixture
-def network() -> Iterator[Network]:
-    """Three machines, each with its own network."""
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+    """Machines that each have their own network: three, or the `MACHINES` of the test's module."""
     from chaos.network import Network, missing
 
     reason = missing()
     if reason:
         pytest.skip(reason)
-    made = Network(3)
+    made = Network(getattr(request.module, "MACHINES", 3))
     yield made
     made.close()
 

@@ -1,9 +1,10 @@
-"""Rendezvous for tests of agents: scripted rounds, and nodes in threads."""
+"""For tests of agents: scripted rounds, and workers that run a shell script."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from holdfast.agent.spec import WorkerSpec
 from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from holdfast.store.memory_store import MemoryStore
 
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.store.store_interface import RoundStore
+
+
+FOREVER_S = 3600.0
 
 
 class ScriptedRendezvous(RendezvousHandler):
@@ -55,3 +59,26 @@ class ScriptedRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         return True
+
+
+class QuietRendezvous(ScriptedRendezvous):
+    """A rendezvous that the agent need not poll for waiting nodes."""
+
+    polls_membership = False
+
+
+def shell_spec(script: str | None, **settings: Any) -> WorkerSpec:
+    """Describe one worker that runs a shell script."""
+    return WorkerSpec(
+        **{
+            "role": "trainer",
+            "local_world_size": 1,
+            "rdzv_handler": settings.pop("handler", None) or QuietRendezvous(),
+            "entrypoint": "/bin/sh",
+            "args": ("-c", script),
+            "max_restarts": 0,
+            # Far too long to be useful, because no test may depend on it.
+            "monitor_interval": FOREVER_S,
+            **settings,
+        }
+    )

@@ -16,9 +16,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-import pytest
-
-from chaos.network import Network, address, missing
+from chaos.network import address
 from etcd_teams import EtcdTeam
 from holdfast.control.job_client import open_contact
 from holdfast.control.node_server import QUERIES_MAX
@@ -33,12 +31,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from chaos.network import Network
     from holdfast.core.protocol import ControlPort
     from real_etcd import Etcd
 
 STOPPED = 143
 TOKEN, WRONG = "e" * 32, "f" * 32
 ELSEWHERE = "x"
+MACHINES = 4  # Those of `a`, `b` and `c`, and one without an agent.
 PRINTS = """
     print("first", NUMBER, "of", RANK, flush=True)
     obey()
@@ -284,17 +284,6 @@ def test_every_node_in_a_shared_folder_can_be_watched_and_steered(tmp_path: Path
         machines.run("b", "restart")
         cluster.generation(2)
         machines.stop(ELSEWHERE)
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    """Machines with separate networks: those of `a`, `b` and `c`, and one without an agent."""
-    reason = missing()
-    if reason:
-        pytest.skip(reason)
-    made = Network(4)
-    yield made
-    made.close()
 
 
 def test_with_ha_any_machine_can_steer_and_a_silent_agent_is_named(

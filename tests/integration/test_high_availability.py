@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from certificates import make_ca, make_certificate
-from chaos.network import Network, address, missing
+from chaos.network import address
 from holdfast.etcd.etcd_settings import EtcdSettings, parse_endpoints
 from holdfast.etcd.job_records import read_job
 from holdfast.etcd.sync_client import EtcdClient
@@ -29,6 +29,8 @@ from real_teams import OBEY, QUICK, Agent, Cluster, descendants, finish_all, res
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from chaos.network import Network
 
 
 LISTED = 3
@@ -83,16 +85,6 @@ class Machines(OwnCluster):
 
 
 @pytest.fixture
-def network() -> Iterator[Network]:
-    reason = missing()
-    if reason:
-        pytest.skip(reason)
-    made = Network(MACHINES)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def listed() -> Iterator[str]:
     """Three places on this machine, each with its two ports."""
     with reserved_port_pairs(LISTED) as ports:
@@ -131,8 +123,7 @@ def test_cluster_survives_replacing_each_machine_and_a_cut_of_the_majority(
         starts = cluster.generation(4)
         numbers.append(starts["3a"].generation)
         assert numbers == sorted(set(numbers))
-        finish_all(starts.values())
-        assert cluster.codes() == {"0b": 0, "1b": 0, "2b": 0, "3a": 0}
+        assert cluster.finish(starts) == {"0b": 0, "1b": 0, "2b": 0, "3a": 0}
 
 
 def test_loss_of_the_majority_ends_the_job_before_new_machines_start(
@@ -151,8 +142,7 @@ def test_loss_of_the_majority_ends_the_job_before_new_machines_start(
         Watched(before["2a"].pid).assert_exited()
         starts = cluster.generation(2)
         assert starts.keys() == {"0b", "1b"}
-        finish_all(starts.values())
-        assert cluster.codes() == {"0b": 0, "1b": 0}
+        assert cluster.finish(starts) == {"0b": 0, "1b": 0}
 
 
 def test_failed_member_restarts_no_worker_and_a_killed_agent_leaves_nothing(
@@ -178,8 +168,7 @@ def test_failed_member_restarts_no_worker_and_a_killed_agent_leaves_nothing(
         after = cluster.generation(2)
         assert len(cluster.folders()) == 2
         assert after["a"].generation > starts["a"].generation
-        finish_all(after.values())
-        assert cluster.codes() == {"a": 0, "b": 0}
+        assert cluster.finish(after) == {"a": 0, "b": 0}
         assert cluster.folders() == []
 
 
@@ -197,8 +186,7 @@ def test_leader_killed_with_its_member_is_detected_immediately(tmp_path: Path, l
         cluster.agents.pop(leader).kill()
         after = cluster.generation(2)
         assert after.keys() == starts.keys() - {leader}
-        finish_all(after.values())
-        assert set(cluster.codes().values()) == {0}
+        assert set(cluster.finish(after).values()) == {0}
 
 
 def test_clients_without_the_token_are_refused_and_another_job_learns_who_holds_the_ports(
@@ -217,8 +205,7 @@ def test_clients_without_the_token_are_refused_and_another_job_learns_who_holds_
         )  # fmt: skip
         assert other.returncode == 78
         assert re.search(rf"port {port}\b.* pid {etcd_of(agent)},", other.stderr), other.stderr
-        finish_all(starts.values())
-        assert cluster.codes() == {"a": 0}
+        assert cluster.finish(starts) == {"a": 0}
 
 
 def lets_in(folder: Path, port: int, token: bytes | None) -> bool:
@@ -251,8 +238,7 @@ def test_users_certificates_protect_both_ports(tmp_path: Path, listed: str) -> N
         starts = cluster.form("a", "b")
         port = int(two.rpartition(":")[2])
         assert not lets_in(tmp_path, port, None)
-        finish_all(starts.values())
-        assert cluster.codes() == {"a": 0, "b": 0}
+        assert cluster.finish(starts) == {"a": 0, "b": 0}
 
 
 SAVE = """

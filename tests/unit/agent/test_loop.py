@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.agent import loop, side_services
 from holdfast.agent.assembly import agent_of
-from holdfast.agent.spec import WorkerSpec, WorkerState
+from holdfast.agent.spec import WorkerState
 from holdfast.agent.worker_processes import ProcessSettings
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
@@ -22,7 +22,7 @@ from holdfast.processes.signals import SignalException
 from holdfast.rendezvous.worker_store import SingleNodeHandler
 from holdfast.store.memory_store import MemoryStore
 from holdfast.store.tcp.store_server import ServingLoop
-from rendezvous_fakes import ScriptedRendezvous
+from rendezvous_fakes import FOREVER_S, QuietRendezvous, ScriptedRendezvous, shell_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,39 +30,17 @@ if TYPE_CHECKING:
     from holdfast.agent.loop import AgentLoop
     from holdfast.agent.spec import RunResult
     from holdfast.control.history import Generation
-    from holdfast.rendezvous.handler import RendezvousHandler
-
-FOREVER_S = 3600.0
-
-
-class Quiet(ScriptedRendezvous):
-    """A rendezvous that the agent need not poll for waiting nodes."""
-
-    polls_membership = False
 
 
 def local(
     script: str | None = None,
     *,
-    handler: RendezvousHandler | None = None,
     how: dict[str, Any] | None = None,
     logs: DefaultLogsSpecs | None = None,
     **settings: Any,
 ) -> AgentLoop:
     """Return an agent whose workers run a shell script in the current folder."""
-    spec = WorkerSpec(
-        **{
-            "role": "trainer",
-            "local_world_size": 1,
-            "rdzv_handler": handler or Quiet(),
-            "entrypoint": "/bin/sh",
-            "args": ("-c", script),
-            "max_restarts": 0,
-            # Far too long to be useful, because nothing here may depend on it.
-            "monitor_interval": FOREVER_S,
-            **settings,
-        }
-    )
+    spec = shell_spec(script, **settings)
     specs = logs or DefaultLogsSpecs("logs", redirects=Std.ALL)
     return agent_of(spec, ProcessSettings(specs, **(how or {})))
 
@@ -96,7 +74,7 @@ def second_of_two_nodes() -> ScriptedRendezvous:
     store = MemoryStore()
     store.set("torchelastic/assigned_ranks/1", "[3, 5, 3, 5]")
     store.add("torchelastic/agent/terminal_state/num_members", 1)
-    return Quiet(1, 2, lambda: store)
+    return QuietRendezvous(1, 2, lambda: store)
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
@@ -283,7 +261,7 @@ def test_agent_answers_for_all_nodes_only_if_it_is_the_only_one(
         "[job] = asyncio.run(local_jobs()); print(job.here.coordinated)"
     )
     logs = f"echo first; {sys.executable} -m holdfast logs > own-logs"
-    handler = Quiet(world_size=nodes)
+    handler = QuietRendezvous(world_size=nodes)
     run(local(f"{logs}; {sys.executable} -c '{script}' > seen; exit 1", handler=handler))
     assert Path("seen").read_text() == f"{nodes == 1}\n"
     assert Path("own-logs").read_text() == "[0] first\n"

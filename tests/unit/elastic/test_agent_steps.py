@@ -27,6 +27,7 @@ from holdfast.processes.signals import SignalException
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.rendezvous.worker_store import SingleNodeHandler
+from rendezvous_fakes import shell_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,18 +48,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def spec_of(script: str, handler: RendezvousHandler = alone, **settings: Any) -> WorkerSpec:
-    return WorkerSpec(
-        **{
-            "role": "trainer",
-            "local_world_size": 1,
-            "rdzv_handler": handler,
-            "entrypoint": "/bin/sh",
-            "args": ("-c", script),
-            "max_restarts": 2,
-            "monitor_interval": 0.01,
-            **settings,
-        }
-    )
+    own = {"handler": handler, "max_restarts": 2, "monitor_interval": 0.01}
+    return shell_spec(script, **(own | settings))
 
 
 def make(kind: Callable[..., Any], script: str, **settings: Any) -> Any:

@@ -8,54 +8,30 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from holdfast.agent.spec import RunResult, WorkerGroup, WorkerState
 from holdfast.core.supervision import StopReason
 from holdfast.elastic._impl.agents import LocalElasticAgent
 from holdfast.observe.lifecycle import GenerationStopping
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
 from holdfast.processes.signals import SignalException
-from rendezvous_fakes import ScriptedRendezvous
-
-if TYPE_CHECKING:
-    from holdfast.rendezvous.handler import RendezvousHandler
-
-FOREVER_S = 3600.0
-
-
-class Quiet(ScriptedRendezvous):
-    """A rendezvous that the agent need not poll for waiting nodes."""
-
-    polls_membership = False
+from rendezvous_fakes import shell_spec
 
 
 def local(
     script: str | None = None,
     *,
     kind: type[LocalElasticAgent] = LocalElasticAgent,
-    handler: RendezvousHandler | None = None,
     how: dict[str, Any] | None = None,
     logs: DefaultLogsSpecs | None = None,
     **settings: Any,
 ) -> Any:
     """Return an agent whose workers run a shell script in the current folder."""
-    spec = WorkerSpec(
-        **{
-            "role": "trainer",
-            "local_world_size": 1,
-            "rdzv_handler": handler or Quiet(),
-            "entrypoint": "/bin/sh",
-            "args": ("-c", script),
-            "max_restarts": 0,
-            # Far too long to be useful, because nothing here may depend on it.
-            "monitor_interval": FOREVER_S,
-            **settings,
-        }
-    )
+    spec = shell_spec(script, **settings)
     return kind(spec, logs or DefaultLogsSpecs("logs", redirects=Std.ALL), **(how or {}))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from event_fakes import RecordingHandler
 from holdfast.agent.spec import WorkerSpec
 from holdfast.elastic import events, metrics
 from holdfast.elastic._impl.agents import LocalElasticAgent
@@ -118,16 +119,8 @@ def test_run_ended_by_a_signal_or_the_rendezvous_has_an_error(
     assert "RendezvousTimeoutError" in received[1].error
 
 
-class Kept(events.EventHandler):
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.flushes = 0
-
-    def record(self, event: events.Event) -> None:
-        self.names.append(event.name.removeprefix(PREFIX))
-
-    def flush(self) -> None:
-        self.flushes += 1
+def states_of(handler: RecordingHandler) -> list[str]:
+    return [event.name.removeprefix(PREFIX) for event in handler.received]
 
 
 class KeptMetrics(metrics.MetricHandler):
@@ -141,21 +134,21 @@ class KeptMetrics(metrics.MetricHandler):
 def test_each_run_is_recorded_for_the_configured_handlers_once(
     rendezvous: SingleNodeHandler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, kept_metrics = Kept(), KeptMetrics()
+    kept, kept_metrics = RecordingHandler(), KeptMetrics()
     events.configure(kept)
     metrics.configure(kept_metrics)
     agent = agent_of(rendezvous, tmp_path)
     for runs in (1, 2):
         agent.run()
-        assert (kept.names, kept.flushes) == (STATES * runs, runs)
+        assert (states_of(kept), kept.calls) == (STATES * runs, ["flush"] * runs)
         assert kept_metrics.names.count("SimpleElasticAgent.run.success") == runs
     config = LaunchConfig(1, 1, 2, logs_specs=DefaultLogsSpecs(str(tmp_path)), rdzv_backend="c10d")
     elastic_launch(config, sys.executable)("-c", "pass")
-    assert (kept.names, kept.flushes) == (STATES * 3, 3)
+    assert (states_of(kept), kept.calls) == (STATES * 3, ["flush"] * 3)
     assert kept_metrics.names.count("SimpleElasticAgent.run.success") == 3
     monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
     agent_of(rendezvous, tmp_path).run()
-    assert kept.names[-1] == "watchdog stopped"
+    assert states_of(kept)[-1] == "watchdog stopped"
 
 
 def test_spec_selects_the_destination(rendezvous: SingleNodeHandler, tmp_path: Path) -> None:
