@@ -593,7 +593,8 @@ class Rounds:
         job = self.job
         known = self._known(heartbeat.node, heartbeat.incarnation)
         if known is None or job.phase is JobPhase.RECOVERING:
-            return None  # First the node must send its status (the `Ack` shows that), or all nodes must.
+            # The node must send its status first, as the `Ack` shows; in a recovering job, all nodes must.
+            return None
         change = abs(len(job.nodes) - known.sent_present)
         waits = job.phase is JobPhase.FORMING and change > known.sent_present * PRESENT_CHANGE_MIN
         if waits or (heartbeat.term, heartbeat.revision) < (job.term, known.sent_revision):
@@ -1414,7 +1415,7 @@ class Rounds:
         self.job.wait_seq += 1
 
     def _settle(self, *, is_first: bool) -> None:
-        """Wait for more nodes; `is_first` unless the job already waited when the last one joined."""
+        """Wait for more nodes; `is_first` is False if the job waited already when the last one joined."""
         self._begin_wait()
         if is_first:
             self.job.settle_seq = self.job.wait_seq
@@ -1424,9 +1425,8 @@ class Rounds:
         job.revision += 1
         job.why = reason(why)
         line = f"{job.phase.value}, round {job.round}, generation {job.generation}: {job.why}"
-        if (
-            not self.history or self.history[-1] != line
-        ):  # Perhaps only `start` of the views changed.
+        # If only `start` of the views has changed, the line is the same.
+        if not self.history or self.history[-1] != line:
             self._record_line(line)
 
     def _record_line(self, line: str) -> None:
@@ -1790,7 +1790,7 @@ def why_formed(job: Job) -> str:
 
 
 def delays(job: Job, node: str = "") -> str:
-    """Return why the return of this node is delayed; otherwise the same for all nodes of a forming job."""
+    """Return why this node's return is delayed; if it is not and the job is forming, why the others' are."""
     delayed = {name: one for name, one in job.exclusions.items() if one.until >= 0}
     if node in delayed:
         return delayed[node].reason

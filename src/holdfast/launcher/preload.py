@@ -161,7 +161,7 @@ class FoundModule(Value):
 
 
 def path_entries(folders: Iterable[str]) -> list[PathEntry]:
-    """Return folders of a search path as places; an empty one is the working directory."""
+    """Return the entries of a search path; an empty one is the working directory."""
     standard = os.path.dirname(os.path.abspath(os.__file__))
     places = []
     for folder in folders:
@@ -192,8 +192,7 @@ def _step(full_name: str, places: Sequence[PathEntry]) -> FoundModule | None:
 
     Directories without an `__init__.py` are one package together, unless a later place has a module.
     """
-    # PathFinder would need the parent of such a package to be imported.
-
+    # `PathFinder` does not work here: the parent package would have to be imported.
     portions: list[PathEntry] = []
     for place in places:
         finder = get_importer(place.folder)

@@ -9,7 +9,7 @@ Anyone who opens a connection sees the authority's public key and can test guess
 a token must be random.
 
 The required parts of P-256 (FIPS 186-4), ECDSA and X.509 (RFC 5280) are implemented here: the standard library
-can use certificates but not create them, and a program that can may not be installed. This module signs only
+can use certificates but not create them, and a program that creates them may not be installed. This module signs only
 certificates that it created itself, when a job starts, so its timing reveals nothing.
 """
 

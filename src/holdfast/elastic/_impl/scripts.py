@@ -161,7 +161,7 @@ class CyclingIterator(Iterator[T], Generic[T]):
     """The elements of `generator_fn(epoch)` for each epoch from `start_epoch` up to `n - 1`.
 
     The first epoch always runs, even if `start_epoch` is `n` or more. The iterator of the first epoch is
-    created at once, each other one when the previous epoch has ended.
+    created at once, that of each later epoch when the previous one has ended.
     """
 
     def __init__(

@@ -138,7 +138,7 @@ class RecordingEnviron(os._Environ):  # type: ignore[type-arg]
 
 
 class WatchedEnviron(os._Environ):  # type: ignore[type-arg]
-    """An environment that warns if a program sets such a variable too late."""
+    """An environment that warns if a program sets a variable that a module has already read."""
 
     def __setitem__(self, name: str, value: str) -> None:
         super().__setitem__(name, value)
@@ -265,7 +265,7 @@ class CommandLine:
         if self.start and self.size:
             line = b"".join(os.fsencode(word) + b"\0" for word in words)[: self.size - 1]
             ctypes.memmove(self.start, line.ljust(self.size, b"\0"), self.size)
-            # Only if permitted, mostly for root; otherwise empty words follow.
+            # Mostly only root may do this. For others the line ends with empty words.
             end = self.start + max(1, len(line))
             libc.prctl(PR_SET_MM, PR_SET_MM_ARG_END, ctypes.c_ulong(end), 0, 0)
 
