@@ -76,19 +76,19 @@ def is_over(event: object) -> bool:
 
 
 @in_loop
-async def test_refusal_is_final_only_before_first_contact() -> None:
+async def test_refusal_is_final_only_before_first_contact(port: int) -> None:
     """A node that was connected before keeps retrying, because another program may hold the port for a moment."""
-    first = Served()
+    first = Served(port)
     node = Node(first.connector())
     await node.until(is_member)
     await first.server.stop()
-    other = Served(first.port, token=b"another job's")
+    other = Served(port, token=b"another job's")
     newcomer = Node(first.connector(), "b")
     await newcomer.until(lambda event: isinstance(event, JoinRefused))
     assert newcomer.driver.refused
     await soon(lambda: "token" in node.driver.session.last_problem)
     await other.server.stop()
-    again = Served(first.port)
+    again = Served(port)
     await node.until(lambda event: is_member(event) and event.view.term == 2)
     for one in (node, newcomer):
         await one.driver.close()

@@ -193,8 +193,8 @@ def test_exchange_times_out(server: HttpServer, monkeypatch: pytest.MonkeyPatch)
         assert silent.recv(1) == b""
 
 
-def test_close_ends_open_connections_and_frees_the_port(server: HttpServer) -> None:
-    port = server.port
+def test_close_ends_open_connections_and_frees_the_port(port: int) -> None:
+    server = serve(port=port)
     with connect(server) as waiting:
         assert ask(server, "/figures")[0] == 200  # So the earlier connection has been accepted too.
         server.close()

@@ -655,12 +655,12 @@ def test_server_closes_with_its_last_store() -> None:
     assert not accepts("127.0.0.1", port)
 
 
-def test_stores_of_one_process_may_share_a_server() -> None:
-    with served(shared=True) as one, served(one.port, shared=True) as other:
+def test_stores_of_one_process_may_share_a_server(port: int) -> None:
+    with served(port, shared=True) as one, served(port, shared=True) as other:
         one.set("key", "value")
         one.close()
         assert other.get("key") == b"value"
-    with served(other.port, shared=True) as again:  # A new server: the last closed with its stores.
+    with served(port, shared=True) as again:  # A new server: the last closed with its stores.
         assert not again.check(["key"])
     with served() as alone, pytest.raises(DistNetworkError, match=f"port {alone.port}"):
         served(alone.port, shared=True)
