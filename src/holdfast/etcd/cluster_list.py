@@ -66,7 +66,7 @@ def read_record(value: bytes) -> ClusterRecord:
 
 
 class Guard(msgspec.Struct, frozen=True):
-    """The files of certificates, in PEM: the authority's, one to show and its key."""
+    """The files of certificates, in PEM: the authority's, a certificate to present, and its key."""
 
     ca: str
     cert: str

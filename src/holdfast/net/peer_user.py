@@ -28,7 +28,7 @@ ALL_STATES = 0xFFFFFFFF
 NO_COOKIE = b"\xff" * 8
 HEADER = struct.Struct("=IHHII")
 REQUEST = struct.Struct("=BBBBI")
-OWNER_AT = HEADER.size + 4 + 48 + 12  # Behind the socket's states, addresses, timer and queues.
+OWNER_AT = HEADER.size + 4 + 48 + 12  # After the socket's states, addresses, timer and queues.
 OWNER = struct.Struct("=II")
 REPLY_BYTES_MAX = 4096
 NOBODY = -1

@@ -2,8 +2,8 @@
 
 The kernel counts the kills of its out-of-memory killer, for each memory control group and for the
 whole machine, but does not name the victims. So if a worker died of SIGKILL, the report states that
-the killer was active, in this job's group or on this machine. Each kill explains one such death at
-most. The agent reads two small files when workers start, and one when a worker was killed.
+the killer was active, in this job's group or on this machine. Each kill explains at most one such
+death. The agent reads two small files when workers start, and one when a worker was killed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class OomKills:
         self._explained = self._count()
 
     def explain(self) -> str:
-        """Return a reason for a worker's SIGKILL; empty if the killer was not active since."""
+        """Return a reason for a worker's SIGKILL; empty if every kill so far explains another death."""
         if self._count() <= self._explained:
             return ""
         self._explained += 1

@@ -290,7 +290,7 @@ class Keeper:
         self._send(request, list(fds.values()))
 
     def adopt(self, key: int, pid: int, error_fd: int, go_fd: int) -> None:
-        """Make an orphan below the keeper a worker.
+        """Turn an orphan below the keeper into a worker.
 
         It reports a start error through the first pipe, and waits at the second to begin.
         """
@@ -357,7 +357,8 @@ class Keeper:
             below = keeper_program.descendants_of(self.pid)
             for pid in [*below, self.pid]:
                 keeper_program.send_signal(pid, SIGKILL)
-            ended_soon(self.pid)  # Until `close` reaps it, its number stays its own.
+            # It is reaped in `close`; until then no other process gets its id.
+            ended_soon(self.pid)
             deadline = time.monotonic() + KILLED_MS_MAX / 1000
             for pid in below:
                 ended_soon(pid, max(0, int((deadline - time.monotonic()) * 1000)))
@@ -446,7 +447,7 @@ def take_messages(received: bytearray) -> Iterator[tuple[Any, ...]]:
 
 
 def working_directory() -> str:
-    """Return the working directory for `spawn`. If it was deleted, the keeper is in it too."""
+    """Return the working directory for `spawn`; "." if it was deleted, because the keeper is in it too."""
     try:
         return os.getcwd()
     except FileNotFoundError:
