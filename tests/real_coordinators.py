@@ -98,7 +98,7 @@ def fault(connection: CoordinatorMembership) -> CoordinatorLost | JoinRefused:
                 return event
 
 
-def eventually(condition: Callable[[], bool]) -> None:
+def eventually(condition: Callable[[], object]) -> None:
     """Poll until a condition holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():

@@ -20,13 +20,6 @@ if TYPE_CHECKING:
     from etcd_teams import MakeTeam
 
 
-@pytest.mark.parametrize("nnodes", ["2", "1:2"])
-def test_nodes_form_a_job_and_end_it_together(tmp_path: Path, team: MakeTeam, nnodes: str) -> None:
-    with team(tmp_path, OBEY, nnodes=nnodes) as cluster:
-        starts = cluster.form("a", "b")
-        assert cluster.finish(starts) == {"a": 0, "b": 0}
-
-
 def test_job_with_default_settings_forms_after_the_settle_time(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2:4", conf="") as cluster:
         starts = cluster.form("a", "b")

@@ -15,6 +15,7 @@ from holdfast.rendezvous.handler import RendezvousStoreInfo
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters, RendezvousTimeout
 from holdfast.rendezvous.registry import RendezvousHandlerRegistry
 from holdfast.store.memory_store import MemoryStore
+from real_coordinators import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,13 +60,6 @@ def join_all(handlers: list[DynamicRendezvousHandler]) -> list[RendezvousInfo]:
     with ThreadPoolExecutor(len(handlers)) as pool:
         infos = list(pool.map(lambda one: one.next_rendezvous(), handlers))
     return sorted(infos, key=lambda info: info.rank)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 @pytest.fixture(params=["TCPStore", "our client of TCPStore", "FileStore", "HashStore"])
@@ -140,7 +134,7 @@ def test_vanished_key_causes_no_busy_loop(server: Any) -> None:
     store.calls = 0
     assert server.delete_key("torch.rendezvous.wiped")
     begun = time.monotonic()
-    until(lambda: server.check(["torch.rendezvous.wiped"]))
+    eventually(lambda: server.check(["torch.rendezvous.wiped"]))
     assert store.calls <= 20 + 200 * (time.monotonic() - begun)
     assert not handler.is_closed()
     assert handler.num_nodes_waiting() == 0

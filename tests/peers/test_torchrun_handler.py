@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,11 +13,11 @@ import pytest
 
 from holdfast.core.limits import TERMS_PER_PLACE
 from holdfast.etcd.runner import hold_port
-from real_coordinators import Coordinator
+from real_coordinators import Coordinator, eventually
 from real_teams import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 pytestmark = pytest.mark.torch
@@ -70,13 +69,6 @@ def meet(*handlers: Any) -> list[Any]:
         return list(pool.map(lambda one: one.next_rendezvous(), handlers))
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
-
-
 def test_torchs_registry_has_the_plugin_as_one_of_its_handlers() -> None:
     from torch.distributed.elastic import rendezvous
 
@@ -102,7 +94,7 @@ def test_coordinator_takeover_restarts_no_worker() -> None:
             meet(*nodes)
         with Coordinator("--take-over", f"--endpoint={job.endpoint}"):
             memberships = [node._node._membership for node in nodes]
-            until(lambda: all(one.view.term >= TERMS_PER_PLACE for one in memberships))
+            eventually(lambda: all(one.view.term >= TERMS_PER_PLACE for one in memberships))
             assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
             for node in nodes:
                 node.shutdown()
@@ -163,7 +155,9 @@ def test_close_reaches_running_and_late_nodes() -> None:
         nodes = [job.node(node_id=name) for name in "ab"]
         meet(*nodes)
         nodes[0].set_closed()
-        until(nodes[1].num_nodes_waiting)  # The only call of torchrun's agent while workers run.
+        eventually(
+            nodes[1].num_nodes_waiting
+        )  # The only call of torchrun's agent while workers run.
         assert nodes[1].is_closed()
         for node in (nodes[1], job.node()):
             with pytest.raises(RendezvousClosedError, match=r"^the job 'job' is over: a closed"):
@@ -179,7 +173,7 @@ def test_calls_to_the_store_of_an_ended_round_end() -> None:
         goes.shutdown()
         with pytest.raises(DistStoreError, match=r"^the round is over: b left$"):
             waiting.result(LONG_S)
-        until(stays.num_nodes_waiting)
+        eventually(stays.num_nodes_waiting)
         assert stays.next_rendezvous().world_size == 1
 
 
@@ -226,12 +220,12 @@ def test_exit_barrier_ends_the_job_and_releases_the_standby() -> None:
         infos = meet(*members)
         spare = job.node()
         standing_by = pool.submit(spare.next_rendezvous)
-        until(lambda: spare._node._was_standby)
+        eventually(lambda: spare._node._was_standby)
         for done in [pool.submit(barrier, info.store, 2, EXIT_BARRIER) for info in infos]:
             done.result(LONG_S)
         with pytest.raises(RendezvousGracefulExitError, match=r"^the job is over; this node was"):
             standing_by.result(LONG_S)
-        until(members[0].is_closed)
+        eventually(members[0].is_closed)
         # torch 2.13 raises an error because such an agent has no result.
         with pytest.raises(SystemExit) as ending:  # noqa: PT012
             try:

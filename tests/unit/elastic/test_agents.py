@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from event_fakes import RecordingHandler
 from holdfast import observe
 from holdfast.agent.spec import WorkerSpec
 from holdfast.elastic import events
@@ -57,19 +58,14 @@ def test_recorded_duration_is_among_the_events_of_the_run(agent: Measuring, tmp_
 
 def test_duration_of_a_failing_step_is_recorded(agent: Measuring, tmp_path: Path) -> None:
     agent.is_failing = True
-    got: list[str] = []
-
-    class Kept(events.EventHandler):
-        def record(self, event: events.Event) -> None:
-            got.append(event.name.removeprefix(PREFIX))
-
-    events.configure(Kept())
+    handler = RecordingHandler()
+    events.configure(handler)
     try:
         with pytest.raises(OSError, match="cannot start"):
             agent.run()
     finally:
         observe.configured.pop("null").close(5.0)
-    assert got[2:] == ["MY_START", "FAILED"]
+    assert [one.name.removeprefix(PREFIX) for one in handler.received[2:]] == ["MY_START", "FAILED"]
 
 
 def test_success_and_failure_events_can_be_constructed(agent: Measuring) -> None:

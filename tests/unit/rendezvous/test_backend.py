@@ -38,9 +38,10 @@ from holdfast.rendezvous.rendezvous_errors import (
     RendezvousTimeoutError,
 )
 from holdfast.store.memory_store import MemoryStore
+from real_coordinators import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from holdfast.rendezvous.handler import RendezvousInfo
 
@@ -108,7 +109,7 @@ class Cluster:
         def join(one: DynamicRendezvousHandler) -> RendezvousInfo:
             info = one.next_rendezvous()
             while info.world_size < len(handlers):  # Other nodes joined after the last call.
-                until(one.num_nodes_waiting)
+                eventually(one.num_nodes_waiting)
                 info = one.next_rendezvous()
             return info
 
@@ -127,17 +128,9 @@ def cluster() -> Iterator[Cluster]:
         list(pool.map(lambda one: one.shutdown(), cluster.handlers))
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition that the threads of handlers fulfill."""
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
-
-
 def in_role(handler: DynamicRendezvousHandler, role: NodeRole) -> View:
     connection = handler.enter()
-    until(lambda: connection.view is not None and connection.view.role is role)
+    eventually(lambda: connection.view is not None and connection.view.role is role)
     assert connection.view is not None
     return connection.view
 
@@ -245,10 +238,10 @@ def test_temporary_backend_failure_costs_no_restart(cluster: Cluster) -> None:
     handler = cluster.add(1, 1)
     handler.next_rendezvous()
     cluster.backends[0].error = RendezvousConnectionError("away")
-    until(handler.enter().problem)
+    eventually(handler.enter().problem)
     assert handler.num_nodes_waiting() == 0
     cluster.backends[0].error = None
-    until(lambda: not handler.enter().problem())
+    eventually(lambda: not handler.enter().problem())
     assert handler.num_nodes_waiting() == 0
 
 
@@ -279,7 +272,7 @@ def test_workers_may_run_while_the_backend_hangs(cluster: Cluster) -> None:
     handler.enter().guard(deadlines.append)
     cluster.backends[0].goes_on.clear()
     later = time.monotonic() + 1.0  # Twice the silence after which a node is lost.
-    until(lambda: (deadlines[-1] or 0.0) > later)
+    eventually(lambda: (deadlines[-1] or 0.0) > later)
 
 
 def test_state_of_another_program_refuses_the_join(cluster: Cluster) -> None:
@@ -300,7 +293,7 @@ def test_failure_and_report_reach_other_nodes_truncated(cluster: Cluster) -> Non
     view = in_role(one, NodeRole.MEMBER)
     failure = Failure(node=one.node_id, summary="x" * 10_000, retryable=False)
     one.enter().report(NodePhase.FAILED, view.generation, failure, b"all of it")
-    until(lambda: in_role(other, NodeRole.CLOSED).final)
+    eventually(lambda: in_role(other, NodeRole.CLOSED).final)
     closed = in_role(other, NodeRole.CLOSED)
     assert closed.failure is not None
     assert len(closed.failure.summary) < 10_000
@@ -315,7 +308,7 @@ def test_fenced_node_rejoins_and_ignores_old_views(cluster: Cluster) -> None:
     incarnation = connection.rejoin()
     assert (connection.view, connection.take()) == (None, [])
     cluster.backends[0].goes_on.set()
-    until(lambda: connection.view is not None)
+    eventually(lambda: connection.view is not None)
     assert connection.view is not None
     assert connection.view.incarnation == incarnation != before.incarnation
 
