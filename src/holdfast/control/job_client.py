@@ -75,7 +75,7 @@ CONNECTING_MAX = 32
 """Connections that open at the same time."""
 AGAIN_S = 5.0
 """The pause before another attempt to reach an agent."""
-LOOK_S = 1.0
+LOOKUP_S = 1.0
 """The minimum time between two lookups of the agents' addresses."""
 REPORTS_S = 0.5
 """The minimum time that a status waits for agents. It also accepts reports that are seconds old."""
@@ -573,7 +573,7 @@ class Agents:
         self._reopening = asyncio.Lock()
         self._beside = dict(beside or {})
         self._look = look or self._query_own
-        self._looked_at = -LOOK_S
+        self._looked_at = -LOOKUP_S
         self._looking = asyncio.Lock()
         self._found = messages.Contacts()
         self._contacts: dict[str, messages.Contact] = {}
@@ -677,7 +677,7 @@ class Agents:
         """Look up the contacts of the agents, unless the last lookup is recent."""
         async with self._looking:
             now = asyncio.get_running_loop().time()
-            if now - self._looked_at >= LOOK_S:
+            if now - self._looked_at >= LOOKUP_S:
                 self._looked_at = now
                 self._take(await self._look())
 
@@ -814,7 +814,7 @@ class MergedEvents:
                 # Report that the job is over. If the etcd of --ha has exited too, `_end` explains more.
                 raise (problem if isinstance(problem, JobNotFound) else self._end) from None
             self._watching = None
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LOOKUP_S)
 
     async def _kept_of(self, node: str) -> list[EventRecord]:
         connection = await self._agents.at(node)
@@ -843,7 +843,7 @@ class MergedEvents:
                     await self._changed.wait()
             except TimeoutError:
                 continue
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LOOKUP_S)
 
     async def _listen(self, node: str) -> None:
         try:

@@ -77,7 +77,7 @@ class _Following:
         self._problems: dict[str, ControlProblem] = {}
         self._known: set[str] = set()
         """Nodes that showed something."""
-        self._happened = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def cancel(self) -> None:
         self._failed.cancel()
@@ -115,16 +115,16 @@ class _Following:
 
     async def _note_events(self) -> None:
         async for _event in self._client.events(follow=True):
-            self._happened.set()
+            self._changed.set()
 
     async def _begin_again(self) -> None:
         while True:
-            await self._happened.wait()
-            self._happened.clear()
+            await self._changed.wait()
+            self._changed.clear()
             try:
                 await self._begin()
             except ControlProblem:
-                self._happened.set()  # Readers continue until there are no more events.
+                self._changed.set()  # Readers continue until there are no more events.
             await asyncio.sleep(BEGIN_EVERY_S)  # One start is many events.
 
     async def _begin(self) -> None:

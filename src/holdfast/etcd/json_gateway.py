@@ -333,8 +333,8 @@ def encode(request: Request | MemberRequest) -> tuple[str, bytes]:
     if isinstance(request, Txn):
         plain = _plain_operation(request)
         if plain is not None:
-            ((_, asked),) = _operation(plain).items()
-            return RANGE if isinstance(plain, Get) else DELETE_RANGE, _encoder.encode(asked)
+            ((_, range_body),) = _operation(plain).items()
+            return RANGE if isinstance(plain, Get) else DELETE_RANGE, _encoder.encode(range_body)
         body: dict[str, Any] = {}
         if request.compare:
             body["compare"] = [_comparison(one) for one in request.compare]
@@ -403,10 +403,10 @@ def _operation(op: Op) -> dict[str, Any]:
             put["lease"] = str(op.lease)
         return {"request_put": put}
     if isinstance(op, Get):
-        asked = _range(op.key, op.end)
+        body = _range(op.key, op.end)
         if op.keys_only:
-            asked["keys_only"] = True
-        return {"request_range": asked}
+            body["keys_only"] = True
+        return {"request_range": body}
     return {"request_delete_range": _range(op.key, op.end)}
 
 
@@ -521,9 +521,9 @@ def _txn_done(request: Txn, answer: _TxnAnswer) -> TxnDone:
         one.response_delete_range.deleted if one.response_delete_range is not None else 0
         for one in answer.responses
     )
-    asked = request.success if answer.succeeded else request.failure
-    if len(results) != len(asked):
-        raise msgspec.ValidationError(f"{len(results)} results for {len(asked)} operations")
+    operations = request.success if answer.succeeded else request.failure
+    if len(results) != len(operations):
+        raise msgspec.ValidationError(f"{len(results)} results for {len(operations)} operations")
     return TxnDone(answer.header.revision, answer.succeeded, results, deleted)
 
 

@@ -238,7 +238,7 @@ def installed_among(
 
 
 # torch imports this when the script creates the first optimizer. It takes as long as importing torch.
-LATE_IMPORT, OF_TORCH, ITS_WORD = "torch._dynamo", "torch", b"optim"
+TORCH_LATE_IMPORT, TORCH_LATE_WORD = "torch._dynamo", b"optim"
 
 # A script has a few kilobytes. A larger source was generated, and would take seconds to parse.
 SOURCE_BYTES_MAX = 4 << 20
@@ -338,8 +338,10 @@ def _read_imports(source: Source, *, foreign: bool) -> tuple[list[Import], list[
             f"--preload auto leaves out {', '.join(left_out)}: {source.name} sets {by.variable} in "
             f"line {by.line}, before it imports them; export {by.variable} to have them preloaded"
         )
-    if ITS_WORD in source.text and any(name.partition(".")[0] == OF_TORCH for name, _ in imports):
-        imports.append((LATE_IMPORT, ()))
+    if TORCH_LATE_WORD in source.text and any(
+        name.partition(".")[0] == "torch" for name, _ in imports
+    ):
+        imports.append((TORCH_LATE_IMPORT, ()))
     return imports, left_out
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def create_ha_handler(params: RendezvousParameters) -> MembershipHandler:
     """Return the handler of `--rdzv-backend ha`, which is `--ha`."""
     cluster = OwnCluster(cluster_list_of(params))
-    settings = cluster.of.client_settings(cluster.certificates.guard)
+    settings = cluster.machines.client_settings(cluster.certificates.guard)
     return MembershipHandler(EtcdAccess(params, settings, cluster))
 
 
@@ -46,21 +46,23 @@ def cluster_list_of(params: RendezvousParameters, *, make_token: bool = True) ->
     )
 
 
-def control_access(of: ClusterList, certificates: Certificates) -> ControlCredentials:
+def control_access(machines: ClusterList, certificates: Certificates) -> ControlCredentials:
     """Return the credentials of the job's cluster, which a client needs to control the job's agents."""
-    return ControlCredentials(run_id=of.run_id, token=of.token, pem=certificates.texts())
+    return ControlCredentials(
+        run_id=machines.run_id, token=machines.token, pem=certificates.texts()
+    )
 
 
 class OwnCluster:
     """The etcd that the job's own machines run, and the certificates that protect it."""
 
-    def __init__(self, of: ClusterList) -> None:
-        self.of = of
-        self.certificates = Certificates(of)
+    def __init__(self, machines: ClusterList) -> None:
+        self.machines = machines
+        self.certificates = Certificates(machines)
 
     def credentials(self) -> ControlCredentials:
         """Return the credentials that a client needs to control the job's agents."""
-        return control_access(self.of, self.certificates)
+        return control_access(self.machines, self.certificates)
 
     def close(self) -> None:
         """Remove the certificates."""

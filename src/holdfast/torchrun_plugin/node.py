@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
     from holdfast.wire.messages import StoreResult
 
-LOOK_S = 0.1
+CHECK_S = 0.1
 """How often a waiting call checks whether the round is over, as torchrun's agent does."""
 
 
@@ -85,7 +85,7 @@ class PluginNode(MembershipHandler):
         if not (self.enter().hosting or self.serves_workers):
             return
         while self.round is not None and not self.is_closed() and not self.why_over(self.round):
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_S)
 
 
 class RoundKeys(CoordinatorStore):
@@ -135,5 +135,5 @@ class RoundKeys(CoordinatorStore):
                 if over:
                     raise RoundOver(over)
                 return False
-            futures.wait([answer], min(rest, LOOK_S))
+            futures.wait([answer], min(rest, CHECK_S))
         return True

@@ -142,11 +142,11 @@ class WatchedEnviron(os._Environ):  # type: ignore[type-arg]
 
     def __setitem__(self, name: str, value: str) -> None:
         super().__setitem__(name, value)
-        tell_if_late(name, value)
+        warn_if_late(name, value)
 
     def __delitem__(self, name: str) -> None:
         super().__delitem__(name)
-        tell_if_late(name, None)
+        warn_if_late(name, None)
 
 
 def record_reads(module: str) -> Callable[[], None]:
@@ -174,7 +174,7 @@ def watch_environment() -> None:
         environ.__class__ = WatchedEnviron
 
 
-def tell_if_late(name: str, value: str | None) -> None:
+def warn_if_late(name: str, value: str | None) -> None:
     """Warn that a module read a variable before the program set it, if the value differs."""
     module, seen = reads.get(name, ("", value))
     if value == seen:

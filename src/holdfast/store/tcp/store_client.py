@@ -251,11 +251,11 @@ class TCPStore:
         request: bytes,
         read: Callable[[Connection], Result],
     ) -> Result:
-        def ask(connection: Connection) -> Result:
+        def send(connection: Connection) -> Result:
             connection.request(request)
             return read(connection)
 
-        return self._call(operation, keys, ask)
+        return self._call(operation, keys, send)
 
     def _get(self, operation: str, keys: Sequence[str], request: bytes) -> list[bytes]:
         wait = tcp_protocol.encode_keys(tcp_protocol.WAIT, keys)

@@ -156,21 +156,21 @@ class WatchedJob:
             "problems": [f"{node.node}: {node.problem}" for node in found if node.problem],
         }
 
-    def parse_logs_query(self, asked: Mapping[str, str]) -> LogsQuery:
+    def parse_logs_query(self, parameters: Mapping[str, str]) -> LogsQuery:
         """Parse the parameters of a request for logs; raise `ValueError` if they are invalid."""
         try:
-            ranks = parse_ranks(asked.get("ranks", "").replace(" ", ""))
+            ranks = parse_ranks(parameters.get("ranks", "").replace(" ", ""))
         except UsageError:
             raise ValueError("ranks are a list like 0,8-15") from None
-        last = asked.get("tail", "all")
+        last = parameters.get("tail", "all")
         if last != "all" and not (last.isascii() and last.isdigit()):
             raise ValueError("tail is a number of lines or all")
         tail = -1 if last == "all" else min(LOG_LINES_MAX, int(last[:9]))
         return LogsQuery(
             ranks=ranks,
             tail=tail,
-            follow=asked.get("follow") == "1",
-            grep=asked.get("grep", "")[:GREP_CHARS_MAX],
+            follow=parameters.get("follow") == "1",
+            grep=parameters.get("grep", "")[:GREP_CHARS_MAX],
         )
 
     async def logs(self, wanted: LogsQuery, node: str) -> AsyncGenerator[dict[str, Any], None]:
