@@ -8,7 +8,6 @@ import threading
 from typing import TYPE_CHECKING
 
 from event_fakes import PATIENCE_S, BlockingHandler, RecordingHandler, event, names
-
 from holdfast.observe.background import BackgroundHandler
 from holdfast.observe.safe_handler import FAULTS_MAX
 

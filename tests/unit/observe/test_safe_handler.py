@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from event_fakes import FailingHandler, event
 
+from event_fakes import FailingHandler, event
 from holdfast.observe.lifecycle import GenerationStopped, LifecycleEvent, Observers
 from holdfast.observe.metrics import metric_handlers
 from holdfast.observe.metrics.metric_handlers import (
