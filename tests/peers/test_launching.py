@@ -51,7 +51,7 @@ if __name__ == "__main__":
 
 
 # The name is short because torch binds a Unix socket below the test's folder, whose path has its name.
-def test_results_equal_those_of_torch(launchers: Launchers) -> None:
+def test_same_results_as_torch(launchers: Launchers) -> None:
     launchers.script("launching.py", LAUNCHING)
     received = {}
     for peer in ("torch", "holdfast"):

@@ -103,11 +103,12 @@ def test_postponed_module_is_executed_in_place_at_its_first_use() -> None:
     )
 
 
-def test_postponed_extension_and_package_have_all_their_names() -> None:
+def test_postponed_extension_package_and_frozen_module_have_all_their_names() -> None:
     loaded_by(
-        "from holdfast.cli.main import postpone; postpone('array', 'json')\n"
-        "import array, json.decoder; from json import loads\n"
-        "assert array.array('i', [1])[0] == 1 and loads('[1]') == json.loads('[1]') == [1]"
+        "from holdfast.cli.main import postpone; postpone('array', 'json', 'runpy')\n"
+        "import array, json.decoder, runpy; from json import loads\n"
+        "assert array.array('i', [1])[0] == 1 and loads('[1]') == json.loads('[1]') == [1]\n"
+        "assert runpy.run_path and runpy.__spec__"
     )
 
 

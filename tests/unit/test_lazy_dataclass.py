@@ -115,9 +115,9 @@ LAZY = """
 import sys
 from holdfast.agent.spec import RunResult
 from holdfast.agent.spec import WorkerState
-from holdfast.launcher.config import LaunchConfig
+from holdfast.processes.logs.specs import LogsDest
 assert RunResult(WorkerState.INIT) == RunResult(WorkerState.INIT, {})
-assert repr(LaunchConfig(1, 1, 1)).startswith("LaunchConfig(min_nodes=1, ")
+assert repr(LogsDest()).startswith("LogsDest(stdouts={}, ")
 assert "dataclasses" not in sys.modules, "imported before anyone asked"
 assert hasattr(RunResult, "__dataclass_fields__")
 assert "dataclasses" in sys.modules
