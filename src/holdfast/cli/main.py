@@ -92,7 +92,9 @@ class PostponedModule(type(sys)):  # type: ignore[misc]
         loader: Any = self.__loader__
         self._is_executed = True
         try:
-            made = loader.create_module(self.__spec__)  # That of an extension or a frozen module makes one.
+            made = loader.create_module(
+                self.__spec__
+            )  # That of an extension or a frozen module makes one.
             if made is not None:
                 made.__spec__ = self.__spec__
             loader.exec_module(made or self)
