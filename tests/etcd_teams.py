@@ -89,8 +89,8 @@ class EtcdTeam(Cluster):
             if leader and leader != other_than and node in ("", leader):
                 return leader
             running = [one for one in self.agents.values() if one.process.poll() is None]
-            assert running, f"nobody is left: {self.said_by_all()}"
-            assert time.monotonic() < deadline, f"{leader!r} leads: {self.said_by_all()}"
+            assert running, f"nobody is left: {self.outputs()}"
+            assert time.monotonic() < deadline, f"{leader!r} leads: {self.outputs()}"
             time.sleep(POLL_S)
 
     def await_unharmed(self, is_so: Callable[[], bool]) -> None:
@@ -100,7 +100,7 @@ class EtcdTeam(Cluster):
             self.etcd.keep_leases()
             if is_so():
                 return
-            assert time.monotonic() < deadline, self.said_by_all()
+            assert time.monotonic() < deadline, self.outputs()
             time.sleep(POLL_S)
 
     def left(self) -> dict[str, Leaf]:
@@ -111,13 +111,9 @@ class EtcdTeam(Cluster):
         """Wait until exactly these keys exist."""
         deadline = time.monotonic() + PATIENCE_S
         while set(left := self.left()) != set(names):
-            assert time.monotonic() < deadline, f"there is {left}: {self.said_by_all()}"
+            assert time.monotonic() < deadline, f"there is {left}: {self.outputs()}"
             time.sleep(POLL_S)
         return left
-
-    def said_by_all(self) -> dict[str, str]:
-        """Return the output of each agent so far."""
-        return {name: agent.output() for name, agent in self.agents.items()}
 
 
 class MakeTeam(Protocol):

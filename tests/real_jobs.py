@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from typing import Self
 
@@ -48,11 +48,11 @@ class WorkerMessages:
         self._fd = os.open(self.path, os.O_RDWR)
         self._unread = b""
 
-    def next(self) -> list[str]:
-        """Wait for the next line and return its words."""
+    def next(self, explain: Callable[[], object] = lambda: "") -> list[str]:
+        """Wait for the next line and return its words; `explain` describes a failure."""
         while b"\n" not in self._unread:
             ready, _, _ = select.select([self._fd], [], [], PATIENCE_S)
-            assert ready, "no messages from the workers"
+            assert ready, f"no messages from the workers {explain()}"
             self._unread += os.read(self._fd, 65536)
         line, _, self._unread = self._unread.partition(b"\n")
         return line.decode().split()

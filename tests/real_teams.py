@@ -300,9 +300,13 @@ class Cluster:
                 check_agreement(members)
                 return [members[rank] for rank in range(workers)]
 
+    def outputs(self) -> dict[str, str]:
+        """Return the output of each agent so far."""
+        return {name: agent.output() for name, agent in self.agents.items()}
+
     def next_start(self) -> Start:
         agent, rank, world, node, nodes, generation, restarts, master_endpoint, pid = (
-            self.messages.next()
+            self.messages.next(self.outputs)
         )
         self.workers.append(Watched(int(pid)))
         return Start(

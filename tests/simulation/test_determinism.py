@@ -15,7 +15,7 @@ import hashlib, sys
 from simulator import DRIVERS, simulate
 for profile in sys.argv[1:]:
     for driver in DRIVERS:
-        run = simulate(5, nodes=9, minutes=2, profile=profile, driver=driver, complete_story=True)
+        run = simulate(5, nodes=6, minutes=1, profile=profile, driver=driver, complete_story=True)
         story = hashlib.sha256("\\n".join(run.story).encode()).hexdigest()
         print(profile, run.steps, run.digest, story)
 """
