@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulator import DRIVERS, mixed, simulate
+from simulator import DRIVERS, PROFILES, mixed, simulate
 
 MINUTES = 1.6
 SEEDS_IN_A_TEST = 40
