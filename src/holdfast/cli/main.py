@@ -55,7 +55,7 @@ POSTPONED = (
     "holdfast.processes.failures.error_file", "holdfast.processes.failures.failure",
     "holdfast.processes.failures.tracebacks", "holdfast.processes.logs.follower", "holdfast.processes.logs.lines",
     "holdfast.processes.logs.std", "holdfast.processes.stacks", "holdfast.timers.reaper",
-    "holdfast.timers.timer_server",
+    "holdfast.timers.timer_server", "holdfast.wire.store_proof",
 )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from holdfast.store.tcp import tcp_protocol
 from holdfast.store.tcp.embedded import PRIVATE
 from holdfast.store.tcp.host_admission import HELD_PART, HELD_S, HostAdmission
 from holdfast.store.tcp.tcp_protocol import GET, QUEUE_POP, WAIT, Requests
-from holdfast.wire.store_proof import ATTEST, FORWARD, StoreProof
+from holdfast.wire import store_proof
 from holdfast.wire.wire_errors import ProofRefused, WireError
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from holdfast.store.key_space import Share
     from holdfast.store.tcp.embedded import Access
-    from holdfast.wire.store_proof import SealedStream
 
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024
 """The limit of one response: a small request may read the same value many times."""
@@ -196,8 +195,8 @@ class ClientConnection:
         self.share: Share | None = None
         self.greet: Callable[[ClientConnection], None] | None = None
         """Handles its data until the store accepts it as a client."""
-        self.proof: StoreProof | None = None
-        self.stream: SealedStream | None = None
+        self.proof: store_proof.StoreProof | None = None
+        self.stream: store_proof.SealedStream | None = None
         """Opens and seals the frames, if an agent forwards a worker's traffic over this connection."""
         self.number = number
         self.socket = peer
@@ -553,8 +552,8 @@ class ServingLoop:
         if not access.key:
             self._disconnect(connection, "this store accepts no proof")
             return
-        purpose = FORWARD if access.mode == PRIVATE else ATTEST
-        connection.proof = StoreProof(access.key, access.generation, purpose)
+        purpose = store_proof.FORWARD if access.mode == PRIVATE else store_proof.ATTEST
+        connection.proof = store_proof.StoreProof(access.key, access.generation, purpose)
         connection.greet = self._prove
         self._prove(connection)
 
@@ -583,7 +582,7 @@ class ServingLoop:
         if connection.proof.done:
             self._complete_proof(connection, connection.proof)
 
-    def _complete_proof(self, connection: ClientConnection, proof: StoreProof) -> None:
+    def _complete_proof(self, connection: ClientConnection, proof: store_proof.StoreProof) -> None:
         """Close the connection of an agent that attested; with `store=private` it now carries a worker's traffic."""
         assert self._admission is not None
         if self._admission.access.mode != PRIVATE:
