@@ -107,16 +107,16 @@ if TYPE_CHECKING:
             """Enter the job."""
 
         def events(self, now: float) -> list[Event]:
-            """Return what other nodes did."""
+            """Return events about the other nodes."""
 
         def waiting_nodes(self) -> list[Event]:
-            """Return an event if nodes wait to join; the loop asks after all other events."""
+            """Return an event if nodes wait to join; the loop calls this after all other events."""
 
         def descriptors(self) -> list[int]:
-            """Return what becomes readable when `events` has something."""
+            """Return the descriptors that become readable when `events` has something to return."""
 
         def next_deadline(self, now: float) -> float | None:
-            """Return when `waiting_nodes` is due at the latest."""
+            """Return the latest time for the next call of `waiting_nodes`."""
 
         def cause_of(self, event: Event) -> str:
             """Return the id of the message that caused an event."""
@@ -134,7 +134,7 @@ if TYPE_CHECKING:
             """Report why the keeper kills the workers."""
 
         def settle(self) -> None:
-            """Start what a short run does not need."""
+            """Start the services that a short run does not need."""
 
         def failures(self, local: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
             """Return the known failures of the whole job."""
@@ -146,7 +146,7 @@ if TYPE_CHECKING:
         """The workers of one node: `agent.worker_processes`, or hooks of a TorchElastic subclass."""
 
         blocks: bool
-        """Whether starting, stopping or monitoring may run a user's code, which takes any time."""
+        """Whether starting, stopping or monitoring may run a user's code, which may take long."""
 
         @property
         def result(self) -> RunResult:
@@ -169,19 +169,19 @@ if TYPE_CHECKING:
             """Shorten a stop: kill at once."""
 
         def events(self, now: float) -> list[Event]:
-            """Return what happened to the workers."""
+            """Return events about the workers."""
 
         def descriptors(self) -> list[int]:
-            """Return what becomes readable when `events` has something."""
+            """Return the descriptors that become readable when `events` has something to return."""
 
         def next_deadline(self, now: float) -> float | None:
-            """Return when `events` is due at the latest."""
+            """Return the latest time for the next call of `events`."""
 
         def failures_so_far(self) -> dict[int, ProcessFailure]:
             """Return the known failures by global rank, even while other workers still run."""
 
         def settle(self) -> None:
-            """Start what a short run does not need."""
+            """Start the services that a short run does not need."""
 
         def close(self) -> None:
             """Release everything at the end of a run."""
@@ -285,7 +285,7 @@ class AgentLoop:
 
     def supervise(self) -> RunResult:
         """Follow the machine from its first event to its end; raise if the run has no result."""
-        self.workers.prepare()  # A signal now ends everything that this starts.
+        self.workers.prepare()  # From now on, a signal ends everything that this starts.
         self.job.join()
         membership = self.membership
         control = self._begin_control()
@@ -366,7 +366,7 @@ class AgentLoop:
             stack.enter_context(self.signals.raising())
             stack.enter_context(self.services.away(what))
             if self.membership is not None:
-                stack.enter_context(self.membership.heartbeat)  # It expects no turns meanwhile.
+                stack.enter_context(self.membership.heartbeat)  # Inside, it expects no turns.
             yield
 
     # Events.
@@ -551,18 +551,18 @@ class AgentLoop:
         self._dispatch(self.services.take_events())
 
     def _settle(self) -> None:
-        """Start what a short run does not need."""
+        """Start the services that a short run does not need."""
         self.workers.settle()
         self.job.settle()
 
     def _begin_control(self) -> ControlPoint:
-        """Prepare what makes the job visible to `holdfast ps` and the other commands."""
+        """Prepare the control point: `holdfast ps` and the other commands find the job there."""
         control = self.services.control = ControlPoint(self, self.reporter.describe_run)
         self.reporter.observers.add(control)
         self.job.on_answer = control.answered
         return control
 
-    # What others read.
+    # For readers outside the loop.
 
     @property
     def membership(self) -> Membership | None:
@@ -573,8 +573,8 @@ class AgentLoop:
     def is_attended(self) -> bool:
         """Whether this is the first second of a run, in which threads start only when they are needed.
 
-        After that the agent starts them in any case: later, threads, descriptors or the installed files
-        may not be available.
+        After it the agent starts them in any case, because threads, descriptors or the installed files
+        may become unavailable.
         """
         return not self.workers.blocks and not self.services.is_settled
 

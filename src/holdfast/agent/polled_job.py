@@ -1,7 +1,7 @@
 """This node's part in a job without a coordinator: the agent polls a `RendezvousHandler`.
 
 The agent decides for its own node. It joins a round before every start, and regroups when the
-handler counts waiting nodes.
+handler reports waiting nodes.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def _decoded(key: str, value: bytes, read: Callable[[Any], T]) -> T:
     except (ValueError, TypeError, KeyError, RecursionError):
         raise RendezvousStateError(
             f"the store of the round has {quoted(repr(value))} at {key!r}",
-            hint="another program uses the same store, or another version",
+            hint="another program, or another version of Holdfast, uses the same store",
         ) from None
 
 
@@ -299,7 +299,7 @@ def _multi_set(store: Any, keys: list[str], values: list[str]) -> None:
 
 
 def _await(store: Any, keys: list[str], is_broken: Callable[[], bool], interval_s: float) -> None:
-    """Return when the keys have values; raise `RoundBroken` if the round breaks before.
+    """Return when the keys have values; raise `RoundBroken` if the round breaks first.
 
     It polls with `check`, at growing intervals, since a blocking `get` could not notice a broken
     round. TorchElastic does not require `check`: without it, the caller's `get` waits.

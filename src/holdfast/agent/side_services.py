@@ -104,7 +104,7 @@ class SideServices:
         """Where clients connect to this agent; `AgentLoop` opens it."""
 
     def begin(self, settle: Callable[[], None]) -> None:
-        """Begin with a run. `settle` is called after the first second."""
+        """Start the services of a run. They call `settle` after the first second."""
         self._settle = settle
         self._preimport_at = time.monotonic() + PREIMPORT_AFTER_S
         self._health = self._given_server
@@ -215,7 +215,7 @@ class SideServices:
             self._reporter.progress_sampled(tuple(changed))
 
     def away(self, what: str) -> AbstractContextManager[None]:
-        """Return a context in which the loop waits, for the health probe."""
+        """Return a context in which the health probe does not expect the loop to respond."""
         return self._probe.busy(what) if self._probe is not None else nullcontext()
 
     def _close_probe(self) -> None:

@@ -55,8 +55,8 @@ class WorkerSpec:
     """What the workers of a node run, and how often they may restart.
 
     `entrypoint` is a program, with `args` as its arguments, or a function that is called with
-    them. `monitor_interval` matters only if the agent polls: a user's own rendezvous handler, or a
-    subclass of TorchElastic's agents that overrides `_monitor_workers`.
+    them. `monitor_interval` matters only if the agent polls: with a user's own rendezvous handler, or in
+    a subclass of TorchElastic's agents that overrides `_monitor_workers`.
     """
 
     role: str

@@ -136,7 +136,7 @@ def build_parser(name: str) -> CommandParser:
         "--rdzv_id",
         default="",
         metavar="ID",
-        help="run id of the job: with --ha (none); with --take-over, to take over only this job",
+        help="with --ha, the run id of its job (none); with --take-over, the only job to take over",
     )
     parser.add_argument(
         "--ready-fd",

@@ -68,13 +68,13 @@ class Stopped(KeyboardInterrupt):
 
 
 class PostponedModule(type(sys)):  # type: ignore[misc]
-    """A module that is searched and executed when one of its names is used for the first time.
+    """A module that is found and executed when one of its names is used for the first time.
 
-    The main thread must execute `threading`, which takes the thread that does for the main thread. It does:
-    all other threads are created with `threading`.
+    The main thread must execute `threading`, because `threading` considers the thread that executes it to be
+    the main thread. No other thread can execute it first, since other threads are created with `threading`.
     """
 
-    TYPE_CHECKING = False  # That of `typing` is known without executing it.
+    TYPE_CHECKING = False  # So `typing` need not be executed for this name.
     _lock: Any = RLock()
     _is_executed = False
 
@@ -92,13 +92,12 @@ class PostponedModule(type(sys)):  # type: ignore[misc]
         loader: Any = self.__loader__
         self._is_executed = True
         try:
-            made = loader.create_module(
-                self.__spec__
-            )  # That of an extension or a frozen module makes one.
+            # The loader of an extension or a frozen module creates the module itself.
+            made = loader.create_module(self.__spec__)
             if made is not None:
                 made.__spec__ = self.__spec__
             loader.exec_module(made or self)
-        except BaseException:  # It may be a signal's. The next use executes it again.
+        except BaseException:  # Also a signal handler's; the next use executes it again.
             self._is_executed = False
             raise
         self.__dict__.update(vars(made or self))
@@ -250,14 +249,14 @@ def run_command(argv: list[str], parse: Callable[[list[str]], Namespace] | None 
         nonlocal is_compat
         if not {"-h", "--help"} & set(argv):
             keeper_client.Keeper.prestart()  # It starts while this process imports and checks the rest.
-        gc.disable()  # Modules are not garbage. Scanning them slows the start by 3 %,
+        gc.disable()  # Modules are not garbage; scanning them slows the start by 3 %.
         try:
             from holdfast.cli.run_command import execute, read_args
 
             args = (parse or read_args)(argv)
             is_compat = args.exit_code_compat
         finally:
-            gc.freeze()  # and the collector would repeat it as long as the agent runs.
+            gc.freeze()  # So the collector does not scan them while the agent runs.
             gc.enable()
         execute(args)
 

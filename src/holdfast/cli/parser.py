@@ -1,4 +1,4 @@
-"""argparse parsers whose errors are one line, and one for flags that are followed by a script.
+"""argparse parsers with errors of one line; `ScriptParser` is for flags that are followed by a script.
 
 `ScriptParser` splits the command line (`cli.command_line`) before argparse parses the flags. The exit code of an
 error is 2, and no usage is printed. The flags of `holdfast run` are in `launcher.config`.
@@ -23,10 +23,10 @@ HELP_COLUMNS, HELP_COLUMNS_MAX = 80, 100
 HELP_INDENT = 26
 SUGGESTIONS_MAX = 1
 STRAY_CHARS_MAX = 2
-"""A word that is a prefix of one flag, except for this many letters at its end, means that flag."""
+"""A word may have up to this many wrong letters at its end, if the rest is the beginning of only one flag."""
 PREFIX_CHARS_MIN = 6  # Shorter prefixes, like `--no-`, match too much.
 SIMILARITY_MIN = 0.6
-RDZV, RDZV_SIMILARITY_MIN = "--rdzv-", 0.8  # They all start with the same letters.
+RDZV, RDZV_SIMILARITY_MIN = "--rdzv-", 0.8  # All `--rdzv-` flags start with the same letters.
 
 
 class InvalidFlag(Exception):

@@ -1,7 +1,7 @@
 """The command `token`: creates the user's token, and derives the tokens of single jobs from it.
 
-It is the token that this user's agents have: from `HOLDFAST_TOKEN_FILE` or `HOLDFAST_TOKEN`, otherwise
-from the user's own file. The command prints it only on request, because it gives access to all jobs.
+This user's agents have the same token: from `HOLDFAST_TOKEN_FILE` or `HOLDFAST_TOKEN`, otherwise from the
+user's own file. The command prints it only on request, because it gives access to all jobs.
 """
 
 from __future__ import annotations

@@ -49,17 +49,17 @@ SLOW_SHARE = 0.8
 SLOW_RANKS_MIN = 3
 """With fewer ranks than this, no rank is marked as slow."""
 BEHIND_STEPS, BEHIND_S = 3, 2.0
-"""A rank is behind if it lags by this many steps, and by the steps of this time at the median rate."""
+"""A rank is behind if it lags by this many steps, and also by this time at the median rate."""
 CLOCK_JUMP_S = 1.0
 """If a node's clock offset changes by more than this, its agent has moved to another host."""
 GENERATIONS_MAX = 512
 EVENTS_MAX = 1_024
 HISTORY_NODES_MAX = 8
-"""Members whose histories are requested, from rank 0 on. All members see about the same, and each
-history may have `GENERATIONS_MAX` generations."""
+"""Members whose histories are requested, from rank 0 on. The histories of all members are nearly the
+same, and each may have `GENERATIONS_MAX` generations."""
 FAILED_NODES_MAX = 8
-"""Nodes that reported failures last, whose histories are requested too: only they know when the
-problem began."""
+"""Nodes with the most recent failures. Their histories are requested too, because only these show when
+the problem began."""
 CAUSES_SHOWN = 64
 
 
@@ -181,7 +181,7 @@ class GenerationRow(msgspec.Struct, kw_only=True):
 
     @property
     def down_s(self) -> float:
-        """The known duration of that restart."""
+        """The known duration of the restart that led to this generation."""
         return sum(self.stages.values())
 
 

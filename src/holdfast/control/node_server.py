@@ -97,7 +97,7 @@ STACKS_CHARS_MAX = 64 * 1024
 
 
 class NoResponse(Exception):
-    """Why a query cannot be answered now."""
+    """A query cannot be answered now; the message is the reason."""
 
 
 class Client:
@@ -502,14 +502,14 @@ class NodeServer:
         elif what == messages.ACT and not isinstance(client, CoordinatorClient):
             self._reply(self._act(client, query), client, query)
         elif not is_for_here:
-            why = f"this is the agent of {self._node}; the job has no coordinator to reach {query.node}"
+            why = f"this is the agent of {self._node}; without a coordinator it cannot reach {query.node}"
             self._refuse(client, query, RequestRefusal.NOT_HERE, why)
         else:
             why = f"this version of Holdfast does not know {what!r}"
             self._refuse(client, query, RequestRefusal.UNKNOWN, why)
 
     def _reply(self, work: Coroutine[Any, Any, None], client: Client, query: Query) -> None:
-        """Answer a query in a task; a query without an answer is refused with the reason."""
+        """Answer a query in a task; if there is no answer, refuse the query with the reason."""
 
         async def reply() -> None:
             try:
@@ -560,7 +560,7 @@ class NodeServer:
         client.send(Reply(id=query.id, body=messages.pack(here)))
 
     async def _contacts(self, client: Client, query: Query) -> None:
-        """Reply how to reach the other agents of a job that has no coordinator."""
+        """Reply with the addresses of the other agents of a job that has no coordinator."""
         found = messages.Contacts()
         if self._membership is not None:
             found = await _read_stored(self._membership.control.contacts)
@@ -641,14 +641,14 @@ class NodeServer:
                 "no worker of this node writes to a file: start the job with --redirects 3 or --tee 3 "
                 "(and --log-dir)"
                 if not wanted.ranks
-                else "none of these ranks is on this node and writes to a file (--redirects, --tee)"
+                else "no worker with these ranks on this node writes to a file (--redirects, --tee)"
             )
             self._refuse(client, query, RequestRefusal.NOT_HERE, why)
             return
         stream.begin(send, end)
 
     async def _continue_stream(self, stream: LogStream) -> int:
-        """Make a stream read the files of this generation."""
+        """Add the files of this generation to a stream; return how many files it reads now."""
         try:
             generation, files = await self._in_agent(
                 lambda: (self._agent.machine.generation, self._agent.log_files)
@@ -821,7 +821,7 @@ KINDS = {
 def record_of(node: str, kept: Kept) -> EventRecord:
     """Return a lifecycle event as a message."""
     wall, event = kept
-    if isinstance(event, lifecycle.WorkersFailed):  # Its details became known later.
+    if isinstance(event, lifecycle.WorkersFailed):  # The failure is older than its details.
         wall = event.failures[0].wall
     fields = {name: value for name, value in vars(event).items() if value not in (None, "")}
     worker = fields.get("worker")

@@ -1,7 +1,7 @@
 """The folder with the sockets of a user's agents on this machine.
 
-It is `$XDG_RUNTIME_DIR/holdfast`, or `/tmp/holdfast-UID` if there is no such folder. Only the user can
-access it (0700), so no other user can connect to a socket in it, create one, or list them.
+It is `$XDG_RUNTIME_DIR/holdfast`, or `/tmp/holdfast-UID` if `$XDG_RUNTIME_DIR` is not a folder. Only the
+user can access it (0700), so no other user can connect to a socket in it, create one, or list them.
 
 Connections to these sockets have no handshake. The name of a socket has the protocol version of its agent.
 """
@@ -14,11 +14,11 @@ from holdfast.defaults import PROTOCOL_VERSION
 
 SUFFIX = ".sock"
 FALLBACK = "/tmp"  # noqa: S108 (checked before use)
-PATH_BYTES_MAX = 107  # The kernel's: 108 with the zero at the end.
+PATH_BYTES_MAX = 107  # The kernel's limit is 108, with the zero byte at the end.
 
 
 def runtime_dir(*, make: bool = False) -> str:
-    """Return the folder, or nothing if it does not exist; raise `OSError` if it is not safe to use."""
+    """Return the folder; empty if it does not exist. Raise `OSError` if it is not safe to use."""
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     user = os.geteuid()
     if base and os.path.isdir(base):
@@ -40,7 +40,7 @@ def runtime_dir(*, make: bool = False) -> str:
 
 
 def socket_of(pid: int) -> str:
-    """Return the path for the socket of an agent; raise `OSError` if there is none."""
+    """Return the path for the socket of an agent; raise `OSError` if no path is safe and short enough."""
     name = f"{pid}-{os.urandom(3).hex()}-v{PROTOCOL_VERSION}{SUFFIX}"
     path = os.path.join(runtime_dir(make=True), name)
     if len(os.fsencode(path)) > PATH_BYTES_MAX:

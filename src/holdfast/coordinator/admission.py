@@ -2,7 +2,7 @@
 
 At most `HALF_OPEN_MAX` connections may be in their handshake. When another one arrives, `net.half_open`
 selects the one to close. If none has had its minimum time yet, the server accepts nothing until one has had it
-or completes; new connections wait in the kernel's queue.
+or completes its handshake; new connections wait in the kernel's queue.
 
 The server does not use asyncio's accept loop, which empties the whole queue before it reads from any connection.
 """
@@ -31,7 +31,7 @@ OVERSIZED_MIN_S = 0.05
 """The minimum time of a connection that sent its first message, if its address exceeds its share of the places.
 It grows with the number of places, so that a full queue of such connections takes `HALF_OPEN_MIN_S`."""
 HANDSHAKE_S = 10.0
-FIRST_BYTES = 8  # Every first message is longer, also that of TLS.
+FIRST_BYTES = 8  # Every first message is longer, including TLS's.
 ACCEPTED_AT_ONCE_MAX = 64  # Then the loop serves established connections.
 ADOPTED_MAX = 64
 NO_DESCRIPTOR_S = 0.2  # The pause when this process has no descriptor left.

@@ -1,8 +1,8 @@
 """The client of a coordinator: connects to an endpoint and authenticates both sides.
 
 A `CoordinatorConnector` holds what all clients of one loop share: endpoint, job, token and certificates. It opens
-each connection (`coordinator.connections`). Every failure is one line for the user and says whether retrying can
-help: it cannot for a wrong token, but a coordinator that does not run yet may start.
+each connection (`coordinator.connections`). Every failure is one line for the user and says whether a retry can
+help: a wrong token stays wrong, but a coordinator that does not run yet may start.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ class CoordinatorServer:
                 raise HandshakeRefused(
                     "without a token the coordinator serves only its own user (uid "
                     f"{os.geteuid()}, not {peer.user}): set HOLDFAST_TOKEN or HOLDFAST_TOKEN_FILE "
-                    "to the same for both"
+                    "to the same value on both sides"
                 )
         else:
             self._check_endpoint_and_job(self._token, hello)

@@ -109,7 +109,7 @@ if TYPE_CHECKING:
 RENEWALS_PER_LEASE = 3
 _NO_ANSWER = (ProblemKind.UNREACHABLE, ProblemKind.CLOSED)
 UNSENT_MAX = 8
-"""Statuses that wait to be stored. Above this, which needs a very slow etcd, the oldest are dropped."""
+"""Statuses that wait to be stored. If etcd is so slow that there are more, the oldest are dropped."""
 
 
 class SessionState(Enum):
@@ -513,7 +513,7 @@ class EtcdSession:
             return self._not_stored(now, store, answer)
         assert isinstance(answer, TxnDone)
         self._key = store.key
-        if not answer.succeeded:  # The record expired with its lease, or an earlier put was late.
+        if not answer.succeeded:  # The record expired with its lease, or an earlier put ran late.
             self._key_revision = answer.results[0][0].mod_revision if answer.results[0] else 0
             return self._store_again(store.status)
         self._stored, self._key_revision = store.status, answer.revision
@@ -663,12 +663,12 @@ class EtcdSession:
         permanent = problem.kind in (ProblemKind.DENIED, ProblemKind.REFUSED)
         return [*self._drop(now), ReportClosed(problem.why, permanent)]
 
-    # Leaving. If several nodes leave at the same time, each might take the others to be present. So each
+    # Leaving. If several nodes leave at the same time, each might assume that the others stay. So each
     # removes its keys and reads the remaining nodes in one transaction: exactly one finds no other node.
-    # This one deletes the keys that the job does not need any more, unless there is a leader by then,
-    # because the job may have restarted. The job's own record remains until its lease ends. Late nodes can
-    # read the outcome of a job that is over. A job that all nodes left on request continues if it is
-    # started again, with its full budget of restarts. If this procedure fails, the leases remove the keys.
+    # That node deletes the keys that the job no longer needs. If there is a leader by then, it deletes
+    # nothing: the job may have restarted. The job's own record remains until its lease ends, so late nodes
+    # can read the outcome. If all nodes left on request, a later start continues the job, with its full
+    # budget of restarts. If this procedure fails, the leases remove the keys.
 
     def _leave_if_resigned(self, now: float) -> list[SessionEffect]:
         if not self._leave_requested or not self.leadership.is_resigned:

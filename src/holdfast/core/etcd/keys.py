@@ -184,7 +184,7 @@ def unpack(kind: type[T], value: bytes) -> T | None:
 
 
 def other_version(value: bytes) -> str:
-    """Return the refusal of a value that another version of Holdfast wrote; empty if none did."""
+    """Return why a value of another version of Holdfast is refused; empty for any other value."""
     found = re.match(MARK_PREFIX + rb"(\d{1,9})[ =z]", value)
     if found is None or int(found[1]) == PROTOCOL_VERSION:
         return ""

@@ -1,4 +1,4 @@
-"""Tables and texts of any length, of which only the visible part costs anything.
+"""Tables and texts of any length; only the visible part is rendered.
 
 A table requests the cells of visible rows only, and redraws the lines whose cells changed. So a job of
 a thousand ranks costs little more than one of twenty.
@@ -36,21 +36,21 @@ class Column(NamedTuple):
 
     title: str
     width: int
-    """At least."""
+    """The minimum."""
     cells: Callable[[Any, int], list[Cell]]
     """The cells of a row at this width."""
     right: bool = False
     flex: int = 0
-    """Its share of the width that is left."""
+    """Its share of the remaining width."""
     width_max: int = 1_000
     from_width: int = 0
-    """The least width of the table at which it is shown."""
+    """The minimum width of the table; in a narrower one the column is hidden."""
     kind: str = ""
     """The style of its title."""
 
 
 class Lines(ScrollView, can_focus=True):
-    """Lines of which only the visible ones are made."""
+    """A scrollable list of lines; only the visible ones are created."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "up", show=False),
@@ -140,7 +140,7 @@ class Lines(ScrollView, can_focus=True):
             for text, kind in cells
             if text
         ]
-        # Neighbours of one style are written together, which saves bytes on slow lines.
+        # Adjacent segments of one style become one, which saves bytes on a slow connection.
         return Strip(segments).adjust_cell_length(width, ground).simplify()
 
     def look(self, kind: str) -> Style:
@@ -173,12 +173,12 @@ class Lines(ScrollView, can_focus=True):
 
 
 class Table(Lines):
-    """Rows under a head, one of which the cursor is on."""
+    """A head, and rows with a cursor on one of them."""
 
     HEAD_LINES = 1
 
     class Moved(Message):
-        """The cursor is on another row."""
+        """The cursor moved to another row."""
 
     class Chosen(Message):
         """A row was chosen, by Enter or a second click."""
@@ -272,7 +272,7 @@ class Table(Lines):
         self.cursor = cursor
         top, page = self.scroll_offset.y, self.page
         if self.size.height:
-            # The height must be known before it can be scrolled.
+            # Set the height first, because it limits scrolling.
             self.virtual_size = Size(
                 self.scrollable_content_region.width, self.line_count() + self.HEAD_LINES
             )
