@@ -39,7 +39,7 @@ messages is added."""
 
 
 class Trace(Enum):
-    """What a worker's exit and output show about the reason of its failure."""
+    """What a worker's exit and output show about the reason for its failure."""
 
     KILLED = "killed"
     """A signal that Holdfast did not send killed it."""

@@ -42,5 +42,5 @@ ClockTime = Annotated[float, Meta(ge=0.0, le=1e15)]
 Seconds = Annotated[float, Meta(ge=0.0, le=AWAY_S_MAX)]
 
 MALFORMED = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
-"""The exceptions for bytes that are not a valid message. Besides its own, msgspec lets Python's errors
-pass for text that is not UTF-8 and for structures that are nested too deep."""
+"""The exceptions for bytes that are not a valid message. Besides its own errors, msgspec raises Python's
+for text that is not UTF-8 and for structures that are nested too deeply."""

@@ -1,8 +1,8 @@
 """The machine of one coordinator with all its jobs: it combines liveness, timers and decisions.
 
 `core.rounds` decides about one job and has no clock; `core.liveness` detects silent nodes and knows no
-jobs. This machine combines them for any number of jobs and makes no decision about a job itself. It has
-no sockets: the server and the simulator drive the same class.
+jobs. This machine combines them for any number of jobs and leaves all decisions about a job to
+`core.rounds`. It has no sockets: the server and the simulator drive the same class.
 
 Use: pass every status as `StatusReceived`, and every `Heartbeat` unchanged. Pass `ConnectionClosed` when
 the newest connection of an incarnation closes (not when a newer one has replaced it). Pass `TICK` no
@@ -111,7 +111,7 @@ class RequestReceived(Event):
 
 
 class RollCall:
-    """The hold of one job's failures, and the roll call to which its members must respond."""
+    """The held failures of one job, and the roll call to which its members must respond."""
 
     def __init__(self) -> None:
         self.hold = FailureHold()
@@ -239,10 +239,13 @@ class CoordinatorMachine:
                 return None
             why = f"the job already has {self._nodes_max} nodes"
             return _refused(status, RefusalReason.TOO_MANY_NODES, why)
-        if status.phase is NodePhase.LEAVING or status.stuck:  # It is no reason to create a job.
+        if status.phase is NodePhase.LEAVING or status.stuck:  # A leaving node creates no job.
             return _ack(status, status.seq)
         if not self._make_room():
-            why = f"the coordinator already has {self._jobs_max} jobs; use another one, or end some jobs"
+            why = (
+                f"the coordinator already has {self._jobs_max} jobs; use another coordinator, "
+                "or end some jobs"
+            )
         elif self._shares.is_over(address):
             created = self._shares.taken_by(address)
             why = (

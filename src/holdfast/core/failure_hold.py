@@ -6,8 +6,8 @@ one job:
 
 1.  If a member reports a failure of the current generation, the failure is held. The first failure
     of a generation starts a roll call: every other member whose workers still run must respond.
-2.  If a member does not respond, it is soon lost. Its loss changes the round, and the failure has
-    no effect any more.
+2.  If a member does not respond, it is soon lost. Its loss changes the round, and the failure no
+    longer has an effect.
 3.  If all members have responded, or the generation is over, the failures are released, the
     likeliest cause first. If the failed node itself is lost meanwhile, its failure is dropped.
 4.  If a node whose failure is held leaves or closes the job, its departure is held too, because the
@@ -83,7 +83,7 @@ class FailureHold:
         self.awaited.discard((node, incarnation))
 
     def exempt(self, incarnation: int) -> None:
-        """Await no response from an incarnation that is known to be alive: the leader's own."""
+        """Stop waiting for an incarnation that is known to be alive: the leader's own."""
         self.awaited = {peer for peer in self.awaited if peer[1] != incarnation}
 
     def release(self, job: Job | None) -> tuple[list[Status], list[Status | NodeLost]]:

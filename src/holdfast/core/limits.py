@@ -47,7 +47,7 @@ REPORTED_COUNTER_MAX = 2**53
 """The limit of counters that a node reports. A coordinator that accepts such a value continues to count
 from it (`core.rounds`)."""
 TERMS_PER_PLACE = 2**32
-"""The number of terms reserved for each place in a list of endpoints, so the number of times that a
+"""The number of terms reserved for each place in a list of endpoints: the number of times that a
 coordinator can start there. All terms of a later place are higher than those of an earlier place."""
 PLACES_MAX = 8
 INCARNATION_MAX = 2**64 - 1

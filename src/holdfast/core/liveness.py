@@ -75,7 +75,7 @@ class Liveness(Generic[Peer]):
         self.silence_s = silence_s
         self.grace_s = grace_s
         self._clock = AttendedClock(now, silence_s / STEPS_PER_SILENCE)
-        self._received_at: dict[Peer, float] = {}  # In the order of the times.
+        self._received_at: dict[Peer, float] = {}  # Ordered by time.
         self._disconnected_at: dict[Peer, float] = {}  # Likewise.
 
     def __contains__(self, peer: object) -> bool:
@@ -85,7 +85,7 @@ class Liveness(Generic[Peer]):
         return len(self._received_at)
 
     def received(self, peer: Peer, now: float) -> None:
-        """Note that a message of a peer arrived."""
+        """Note that a message from a peer arrived."""
         self._received_at.pop(peer, None)
         self._received_at[peer] = self._clock.read(now)
         self._disconnected_at.pop(peer, None)

@@ -20,7 +20,7 @@ cause: the id of the step that led to it, in this machine or another. An externa
 worker's exit or a timer, has no cause. The shell passes `machine.story.last` on as the cause of the
 events that an effect produces. Messages between nodes need no extra field: a `Status` and a `View` have
 ids (`n1/status#5`, `n1/view#2.7`); the step that sends a message lists it in its effects, and the step
-that receives it has it as its cause. So one can follow a failure from the worker's exit through the
+that receives it has it as its cause. So you can follow a failure from the worker's exit through the
 agent's supervision and session to the coordinator's rounds, and from there to the sessions and
 supervisions of all nodes. `Story.sink` is called with every recorded step of every machine. `str(step)`
 is the step's line in a listing.

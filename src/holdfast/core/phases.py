@@ -1,6 +1,7 @@
 """The states that nodes and their coordinator report to each other: phases, roles, refusals, outcomes.
 
-The messages of `core.protocol` carry them. They are separate, because an agent without a coordinator loads no messages.
+The messages of `core.protocol` carry them. They have their own module because an agent without a
+coordinator does not load the messages.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from enum import Enum
 
 
 class NodePhase(Enum):
-    """The phase of a node, as it reports itself."""
+    """The phase of a node, as the node reports it."""
 
     READY = "ready"
     """Its workers have exited. It waits for a generation after `Status.generation`."""
@@ -29,7 +30,7 @@ class NodeRole(Enum):
     """The role of a node in its job, as the coordinator decided."""
 
     WAITING = "waiting"
-    """The node is in no round yet, or its round is broken."""
+    """The node is not in a round yet, or its round is broken."""
     STANDBY = "standby"
     """The round is full; the node waits to replace another."""
     MEMBER = "member"

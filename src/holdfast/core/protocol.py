@@ -199,7 +199,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     known_generation: ReportedNumber = -1
     """The highest generation of the job that the node received, as a member or not."""
     master_port: Port = 0
-    """The port of the workers' store of that generation."""
+    """The port of the workers' store in `assigned_generation`."""
     restarts: ReportedCount = 0
     """The highest number of restarts that the node received."""
     fence: ReportedCount = 0
@@ -225,7 +225,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 
     @property
     def clear_of(self) -> int:
-        """Return the lowest generation of which the node may have workers."""
+        """Return the lowest generation whose workers the node may have."""
         if self.clear >= 0:
             return self.clear
         return self.generation + (self.phase is not NodePhase.RUNNING)

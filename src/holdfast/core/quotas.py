@@ -15,7 +15,7 @@ JOBS_MAX = 1_000
 JOB_NODES_MAX = 65_536
 """Nodes of one job, including nodes that left it and may still have workers. A node takes about 20 KB."""
 SAVED_JOBS_MAX = 10_000
-"""Jobs without nodes for a long time, of which only the counters are kept."""
+"""Jobs that have had no nodes for a long time; only their counters are kept."""
 UNREAD_BYTES_MAX = 4 * MIB
 """Outgoing bytes that one peer may leave unread. Each slow reader can occupy this much memory."""
 UNREAD_REPLIES_BYTES_MAX = 32 * MIB

@@ -38,7 +38,7 @@ class Action(Enum):
 
 
 class RequestRefusal(Enum):
-    """Why a request is refused. Messages carry it as text, as they do an `Action`."""
+    """Why a request is refused. Messages carry it as text, like an `Action`."""
 
     UNKNOWN = "unknown"
     """This version does not know the action."""

@@ -31,9 +31,9 @@ The rules:
     Losing nodes, even all of them, closes nothing.
 9.  A node has an id and an incarnation. A live node keeps its id. A second node with the same id is a
     contender: it joins when the first one is gone. If the first one turns out to be alive, the
-    contender is refused, unless the first one yields (`NodeInfo.yields`). A status of an incarnation
-    that is out of the job changes nothing; the answer is the reason, or the end of the job. If the job
-    has failed, a node that joins later learns the outcome but not the failure.
+    contender is refused, unless the first one yields (`NodeInfo.yields`). A status from an incarnation
+    that is out of the job changes nothing; the answer says why it is out, or that the job is over. If
+    the job has failed, a node that joins later learns the outcome but not the failure.
 10. Decisions carry a term and a revision; nodes ignore decisions older than the newest they have. If a
     coordinator meets nodes of an earlier coordinator, it takes a higher term than any of them knows.
     Once all members of their round have reconnected, it resumes the round unchanged. If the round has
@@ -44,16 +44,16 @@ The rules:
     that fences itself may have workers until its stop deadline. Until then views say to stop and not to
     start yet, and they name the slow nodes. A node that joins meanwhile enters the round immediately.
     The job also waits for nodes that leave.
-13. If a node leaves and rejoins repeatedly, it is excluded before it may run again: not the first
-    time, then longer each time (`return_delay_s`), until it has stayed for `QUIET_S`. A node is
-    recognized by its id. A node with a new id takes over the record of a node that left the same host;
-    if there are several, the one with the most departures.
+13. If a node leaves and rejoins repeatedly, its return is delayed: not the first time, then longer
+    each time (`return_delay_s`), until it has stayed for `QUIET_S`. A node is recognized by its id. A
+    node with a new id takes over the record of a node that left the same host; if several nodes left
+    it, the record with the most departures.
 14. If an operator sends a request (`core.requests`), the job grants it or refuses it with a reason. A
-    restart is the next generation of the same round; if the current generation has yet to start, that
-    counts as the restart. A drained node has no workers and is excluded: it is replaced, or the round
+    restart is the next generation of the same round; if the current generation has not started yet, its
+    start is the restart. A drained node has no workers and is excluded: it is replaced, or the round
     shrinks. If the job needs a node, the node cannot be drained. If a request would change nothing, the
-    answer says so. No request is charged. A request arrives by itself or in a node's status; in the
-    latter case that node's view has the answer.
+    answer says so. No request is charged. A request arrives directly or in a node's status; in the
+    latter case the answer is in that node's view.
 
 Use: send each `View` that `handle` returns to its node. When one of `waits` has lasted for its delay, pass
 its `ended` to `handle`; `WaitTimers` measures the time. Call `missing_view` for every `Heartbeat`, to send
@@ -127,21 +127,21 @@ if TYPE_CHECKING:
     from holdfast.core.requests import Refused
 
 NO_CLAIM = (0, -1, 0)
-RETIRED_MAX = 4_096  # Beyond this, late messages of old incarnations look like those of new nodes.
+RETIRED_MAX = 4_096  # Beyond this, late messages from old incarnations look like new nodes.
 HISTORY_LINES_MAX = 200
 CAUSES_MAX = 20
-STEPS_MAX = 64  # Of the story; a coordinator may have a thousand jobs.
+STEPS_MAX = 64  # In the story of a job; a coordinator may have a thousand jobs.
 RECOVER_S_MIN, RECOVER_S_MAX = 0.7, 5.0
 """How long a new coordinator waits for the nodes of an earlier round, counted from the last one that
-reconnected: twice the longest time that a node had no coordinator. Nodes back off (`core.session`), so
-after a short outage they reconnect quickly."""
+reconnected: within these limits, twice the longest time that any node was without a coordinator. Nodes
+back off (`core.session`), so after a short outage they reconnect quickly."""
 SETTLES_MAX = 5
 """While nodes keep joining, a round forms after this many settle times at the latest. A higher number
 admits more nodes that join one by one, and lets a flapping node delay the round for longer."""
 RETURN_DELAY_S_MIN = 6.0
 """Longer than the default time to detect a lost node; otherwise lost nodes could be readmitted."""
 RETURN_DELAY_S_MAX = 30.0
-"""A higher value saves restarts because of a flapping node, but a job that needs that node waits longer."""
+"""A higher value avoids restarts caused by a flapping node, but a job that needs that node waits longer."""
 QUIET_S = 60.0
 """The interval at which old departures are forgotten; each is kept for one to two intervals."""
 FLAPS_MAX = 1_024
@@ -157,7 +157,7 @@ SILENCE_S = 5.0  # The default silence limit.
 SLOW_STOP_S = 2.0  # After this long, views name the nodes whose workers have not stopped.
 BLAME_S = 0.3  # How long after the report a likelier cause on another node may replace it.
 GENERATIONS_AHEAD_MAX = 2**20
-"""A node may know this many more generations or rounds, from another coordinator. A higher value lets a
+"""A node from another coordinator may be this many generations or rounds ahead. A higher value lets a
 node that reports false numbers advance the job further each time it joins."""
 TERMS_AHEAD_MAX = 2**36  # On etcd a term is a revision, which restarts if etcd is set up again.
 FENCE_AHEAD_MAX = 2**32  # In milliseconds by another host's clock: seven weeks.
@@ -201,7 +201,7 @@ class Node(msgspec.Struct):
     """The revision of the newest view that was sent to the node."""
     sent_present: NodeCount = 0
     workers: Number = -1
-    """The generation of which the node may have workers, or -1."""
+    """The generation whose workers the node may still have, or -1."""
     used_ports: tuple[Port, ...] = ()
     """Ports that the node still lists although a generation may have used them."""
     heartbeats: Count = 0
@@ -298,9 +298,9 @@ class Job(msgspec.Struct, kw_only=True):
     recover_s: Seconds = 0.0
     """How long to wait for the nodes of an earlier round; depends on how long they had no coordinator."""
     patience_s: Seconds = 0.0
-    """The minimum wait while expected nodes are missing: max nodes, or the `awaited` ones."""
+    """The minimum wait while expected nodes (max nodes, or the `awaited` ones) are missing."""
     awaited: Count = 0
-    """The number of members of an earlier round that are known to run."""
+    """The number of members of an earlier round that are known to be running."""
     claimed: Count = 0
     """The number of nodes that have reconnected from an earlier round."""
     wait_seq: Count = 0
@@ -415,22 +415,22 @@ class NodeLost(Event):
     incarnation: int
     why: str
     is_silent: bool = True
-    """Whether it was silent for so long that, if it fences itself, it has stopped its workers."""
+    """Whether it was silent for long enough: a self-fencing node has stopped its workers by then."""
 
 
 class NodesLost(Event):
-    """Several nodes are lost at once. As one event they cause only one new round."""
+    """Several nodes are lost at the same time. As one event they cause only one new round."""
 
     lost: tuple[NodeLost, ...]
 
 
 class WaitKind(Enum):
-    """The reason that a job waits."""
+    """Why a job waits."""
 
     STEP = "step"
     """For more nodes, the nodes of an earlier round, or a failure report, depending on the phase."""
     SETTLING = "settling"
-    """For more nodes at most this long; its number is that of the first `STEP` of the settle time."""
+    """For more nodes, `SETTLES_MAX` settle times at most; its number is that of the first `STEP`."""
     STOPPING = "stopping"
     """For workers of earlier generations to exit; its number is the generation that waits."""
     EXCLUDED = "excluded"
@@ -509,7 +509,7 @@ class Rounds:
         self._ranks_before: tuple[dict[str, int], int] | None = None
         self.history: deque[str] = deque(maxlen=HISTORY_LINES_MAX)
         self.changes = 0
-        """The number of lines that were ever added to the history."""
+        """The number of lines ever added to the history."""
         self.causes: deque[str] = deque(maxlen=CAUSES_MAX)
         """The causes of the restarts that this machine charged."""
         self.story = Story("rounds", node=job.run_id, steps_max=STEPS_MAX)
@@ -593,7 +593,7 @@ class Rounds:
         job = self.job
         known = self._known(heartbeat.node, heartbeat.incarnation)
         if known is None or job.phase is JobPhase.RECOVERING:
-            # The node must send its status first, as the `Ack` shows; in a recovering job, all nodes must.
+            # The `Ack` tells the node to send its status first; in a recovering job, all nodes must.
             return None
         change = abs(len(job.nodes) - known.sent_present)
         waits = job.phase is JobPhase.FORMING and change > known.sent_present * PRESENT_CHANGE_MIN
@@ -656,7 +656,7 @@ class Rounds:
     def _introduce(self, status: Status, *, reviewed: bool = True) -> list[View]:
         """Admit a node that is not in the job, if possible.
 
-        Unless it is `reviewed`, the caller changes the round after all nodes are added.
+        Unless `reviewed`, the caller changes the round once it has added all nodes.
         """
         job, info = self.job, status.info
         if status.phase is NodePhase.LEAVING or status.stuck:
@@ -819,11 +819,11 @@ class Rounds:
     def _join(self, status: Status, broken: str = "", *, reviewed: bool = True) -> list[View]:
         """Add a node. `broken` is the reason to change the round, if it must change anyway.
 
-        Unless it is `reviewed`, the caller changes the round after all nodes are added.
+        Unless `reviewed`, the caller changes the round once it has added all nodes.
         """
         job, info = self.job, status.info
         if job.settings is None or not job.nodes:
-            job.settings = status.settings  # The first node after an empty job may change them.
+            job.settings = status.settings  # The first node to join an empty job may change them.
             job.restarts = budget_of(job).limited().used
         node = Node(info, status.seq, status.phase, status.generation, status.failure)
         job.nodes[info.node] = node
@@ -925,7 +925,7 @@ class Rounds:
             returned = self._complete_round()
             if returned:
                 return self._resume_round(returned)
-            missing = "not all nodes reconnected after the coordinator was gone"
+            missing = "not all nodes reconnected after the coordinator was lost"
             return self._repair(missing if claimants(job) else why_formed(job))
         if job.phase is JobPhase.FORMING:
             return self._form(why_formed(job))
@@ -1057,8 +1057,8 @@ class Rounds:
         """Return a port of the first node that no generation has used.
 
         If a generation never started, the next one uses its port. A node holds two ports, and one is
-        always unused: before a generation starts, the node has reported that the workers of the last
-        one have exited, and which ports it holds since then.
+        always unused: before a generation starts, the node has reported that the last one's workers
+        have exited, and which ports it holds now.
         """
         known = self._known(first.node, first.incarnation)
         fresh = [port for port in first.ports if known is None or port not in known.used_ports]
@@ -1096,7 +1096,7 @@ class Rounds:
             first.used_ports = (*first.used_ports, job.master_port)
 
     def _note_clear(self, node: Node, status: Status) -> None:
-        """Note whether a node's workers have exited. A node that leaves starts no others."""
+        """Note whether a node's workers have exited. A leaving node starts no more workers."""
         ended = status.phase is NodePhase.LEAVING and status.clear_of > status.generation
         if ended or status.clear_of > node.workers:
             self._set_workers(node, -1)
@@ -1124,7 +1124,7 @@ class Rounds:
         return self._send_all()
 
     def _remove_lost(self, lost: tuple[NodeLost, ...]) -> list[View]:
-        """Remove nodes that are lost at once, and form at most one new round."""
+        """Remove nodes that are lost at the same time, and form at most one new round."""
         broken = ""
         for one in lost:
             known = self._known(one.node, one.incarnation)
@@ -1324,7 +1324,7 @@ class Rounds:
         if job.phase is JobPhase.RECOVERING:
             return (
                 RequestRefusal.NOT_NOW,
-                "the nodes are reconnecting after the coordinator was gone",
+                "the nodes are reconnecting after the coordinator was lost",
             )
         if action == Action.RESTART.value:
             if job.phase is not JobPhase.ACTIVE:
@@ -1415,7 +1415,7 @@ class Rounds:
         self.job.wait_seq += 1
 
     def _settle(self, *, is_first: bool) -> None:
-        """Wait for more nodes; `is_first` is False if the job waited already when the last one joined."""
+        """Wait for more nodes; `is_first` is False if the job was already waiting."""
         self._begin_wait()
         if is_first:
             self.job.settle_seq = self.job.wait_seq
@@ -1425,7 +1425,7 @@ class Rounds:
         job.revision += 1
         job.why = reason(why)
         line = f"{job.phase.value}, round {job.round}, generation {job.generation}: {job.why}"
-        # If only `start` of the views has changed, the line is the same.
+        # If only the views' `start` has changed, the line is the same.
         if not self.history or self.history[-1] != line:
             self._record_line(line)
 
@@ -1711,7 +1711,7 @@ def is_held(job: Job) -> bool:
 
 
 def slow_stop_text(job: Job) -> str:
-    """Return the nodes for whose workers a generation waits, as text."""
+    """Return, as text, the nodes whose workers a generation waits for."""
     nodes = (*job.nodes.values(), *job.departed.values())
     names = [one.info.node for one in nodes if one.workers >= 0]
     return f"the workers of {names_of(names)} have not stopped yet"
@@ -1738,7 +1738,7 @@ def objection(job: Job, status: Status) -> str:
     for name, mine, theirs in differences(settings, agreed):
         return (
             f"{info.node} was started with {name} {mine}, but the job {job.run_id!r} runs with "
-            f"{theirs}; start all nodes of a job alike"
+            f"{theirs}; start all nodes of a job with the same settings"
         )
     return ""
 
@@ -1790,7 +1790,7 @@ def why_formed(job: Job) -> str:
 
 
 def delays(job: Job, node: str = "") -> str:
-    """Return why this node's return is delayed; if it is not and the job is forming, why the others' are."""
+    """Return why this node's return is delayed, or else, while the job is forming, why other nodes' are."""
     delayed = {name: one for name, one in job.exclusions.items() if one.until >= 0}
     if node in delayed:
         return delayed[node].reason

@@ -96,7 +96,7 @@ STATE_MARK = STATE_PREFIX + b"%d\n" % PROTOCOL_VERSION
 STATE_BYTES_MAX = 4 * 1024 * 1024
 """A larger state is not read. This is enough for about ten thousand nodes, and TCPStore can hold it."""
 UNSTORED_MAX = 8
-"""Statuses that wait to be stored. Above this, which needs an unavailable store, the oldest are dropped."""
+"""Statuses that wait to be stored. If the store is unavailable and there are more, the oldest are dropped."""
 READ_S_MIN = 0.005
 READ_S_MAX = 0.1
 READ_S_PER_NODE = 0.004
@@ -729,7 +729,7 @@ class PeerLiveness:
         job = rounds.job
         shared_s = BEAT_S_PER_NODE * len(job.nodes)
         self.silence_s = max(self._timeouts.lost_after_s, BEATS_PER_SILENCE_MIN * shared_s)
-        # If the job shrinks, a node that is cut off does not know: its workers' deadline is the longer one.
+        # A disconnected node does not know that the job shrank: its workers keep the longer deadline.
         longest_s = self._liveness.silence_s
         if self.silence_s >= longest_s or now - self._lengthened_at >= longest_s:
             self._liveness.silence_s, self._lengthened_at = self.silence_s, now

@@ -10,10 +10,10 @@
 
 Only a worker's leader, the process that was started, gets the signal: it knows its children and the order
 in which to stop them. If a leader *handles* the signal, it is responsible for its children; processes
-that it leaves are killed once all leaders have exited. If a leader *dies* of the signal, as a shell around
-a trainer does, it has not forwarded it; so the processes that it leaves get the signal too, and the rest
-of the grace period. A process that survives SIGKILL (in uninterruptible sleep) is given up after `reap_s`
-and reported.
+that it leaves behind are killed once all leaders have exited. If a leader *dies* of the signal, as a shell
+around a trainer does, it has not forwarded the signal; so the processes that it leaves behind get the
+signal too, and the rest of the grace period. A process that survives SIGKILL (in uninterruptible sleep) is
+given up after `reap_s` and reported.
 
 A key identifies a worker.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SIGKILL = 9
-# How long the leftovers may take after a leader was given up: they were killed as well.
+# How long the killed leftovers may take to exit after a leader was given up.
 REST_S = 1.0
 
 
@@ -87,13 +87,13 @@ class KillTree(Effect):
 
 
 class SignalLeftovers(Effect):
-    """Signal the processes that exited workers left; `LeftoversGone` once there are none."""
+    """Signal the processes that exited workers left behind; `LeftoversGone` once there are none."""
 
     signum: int
 
 
 class KillLeftovers(Effect):
-    """Kill the processes that exited workers left; `LeftoversGone` once there are none."""
+    """Kill the processes that exited workers left behind; `LeftoversGone` once there are none."""
 
 
 class Stop:
@@ -113,7 +113,7 @@ class Stop:
         self.killed: set[int] = set()
         self.given_up: set[int] = set()
         self.leftovers_given_up = False
-        """Whether a process that exited workers left cannot be killed."""
+        """Whether a process that exited workers left behind cannot be killed."""
         self.grace_expired = False
         """Whether workers were killed because the grace period expired, not on request."""
         self.story = Story("stop")

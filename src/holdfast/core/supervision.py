@@ -37,8 +37,8 @@ The rules for the workers of a node:
 
 Without a coordinator (`Supervision`) the agent joins each round itself, and decides by rules 2, 3 and 7. With a
 coordinator (`CoordinatedSupervision`) views take the place of rounds (`ViewReceived`, and `ReportStatus` for
-`JoinRound`). The coordinator decides about restarts and requests. The node reports failures and successes to it, and
-follows its newest view:
+`JoinRound`). The coordinator decides about restarts and requests. The node reports failures and successes to
+it, and follows its newest view:
 
 11. Only the newest view counts. The node keeps every view that arrives, and applies it as soon as the
     state of the workers allows it. A newer view replaces one that was not applied.
@@ -56,7 +56,8 @@ follows its newest view:
 17. If the keeper killed the workers because they may have been replaced elsewhere
     (`core.liveness.StopDeadline`), this is not a failure: the node is ready for the next generation.
 18. If the job is closed, the node exits with the job's outcome, once its view is final or the connection
-    is lost. Closed is final: if a later coordinator does not know the end, the node leaves it.
+    is lost. Closed is final: if a later coordinator does not know that the job is over, the node
+    leaves that coordinator.
 19. If no round with this node forms within the join timeout, the node exits. The timeout does not apply to
     standbys. If the other nodes' workers do not finish within the exit barrier's limit, the node exits
     with success. If the other nodes need this one, it waits without a limit.
@@ -234,7 +235,7 @@ class WorkersStopped(Event):
     generation: int
     unkillable: int = 0
     failed: bool = False
-    """Whether, as detected during the stop, a worker had failed before the stop began."""
+    """Whether the stop revealed that a worker had failed before the stop began."""
 
 
 class BarrierEnded(Event):
@@ -263,7 +264,7 @@ class CoordinatorLost(Event):
     """The coordinator did not respond within the limit, or this side of the connection failed."""
 
     why: str
-    """The reason without the endpoint; the message to the user adds it."""
+    """The reason without the endpoint; the message to the user adds the endpoint."""
     away_s: float = 0.0
 
 
@@ -381,7 +382,7 @@ class Supervision(TableMachine):
         """Descriptions of the workers that stayed blocked for the limit, by local rank."""
         self._stuck_limit_s = stuck_limit_s
         self._blocked: dict[int, tuple[float, int]] = {}
-        """Of each blocked worker, by local rank: since when, and its pid."""
+        """The blocked workers by local rank: since when each is blocked, and its pid."""
 
     @property
     def restart_count(self) -> int:

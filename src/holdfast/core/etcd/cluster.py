@@ -21,9 +21,9 @@ majority has accepted. The rules, and their reasons:
 
 1.  A member starts without data only for a bootstrap that names its incarnation, and only once. So no
     member forgets its votes; raft depends on that.
-2.  The cluster itself adds every other voter, in place of the earlier voter of the same machine, one at
-    a time. So at any time at most one machine of the list is not a voter.
-3.  A bootstrap needs a majority of the list that is empty. If there was a cluster before, that majority
+2.  The cluster itself adds all later voters, one at a time, each in place of the earlier voter of the
+    same machine. So at any time at most one machine of the list is not a voter.
+3.  A bootstrap requires that a majority of the list is empty. If there was a cluster before, that majority
     has none of its data, and by rule 2 the remaining members are too few to decide anything.
 4.  If a machine sees a member of a cluster, it proposes no bootstrap: the cluster may only have lost its
     majority for a moment. A member does not respond to probes before its cluster has had a majority, so
@@ -37,8 +37,8 @@ most one bootstrap can have a majority of the list.
 
 **Restart.** If etcd exits, it is restarted with its data, because the other members may need them. If it
 exits again soon, the machine backs off, longer each time. The machine drops the data and joins by rule 2
-once it has backed off for long and the others have a leader, and so all committed entries; or once etcd has
-failed for `patience_s`. A member without a leader may find that a majority of the list has no data of its
+once it has backed off for long and the others have a leader, and thus all committed entries; or once etcd
+has failed for `patience_s`. A member without a leader may find that a majority of the list has no data of its
 cluster, so the cluster can never decide again. After `patience_s` it drops its data, too; otherwise rule 4
 would block the others forever. By then the nodes of the lost cluster have stopped their workers.
 
@@ -218,7 +218,7 @@ class StopProbeServer(Effect):
 
 
 class ProbeMachines(Effect):
-    """Probe each of these machines once, also this one if listed; the outcomes are `MachineProbed`."""
+    """Probe each of these machines once, including this one if listed; the outcomes are `MachineProbed`."""
 
     machines: tuple[str, ...]
 
@@ -241,7 +241,7 @@ class StartNewEtcd(Effect):
 
 
 class ReplaceVoter(Effect):
-    """Let the cluster replace the voter of this machine; `VoterReplaced` or `VoterNotReplaced`."""
+    """Have the cluster replace this machine's voter; leads to `VoterReplaced` or `VoterNotReplaced`."""
 
 
 class StartAddedEtcd(Effect):
@@ -263,7 +263,7 @@ class StopEtcd(Effect):
 
 
 class ReportProgress(Effect):
-    """Inform the user that this machine waits for something else than before."""
+    """Inform the user of a change in what this machine waits for."""
 
     state: MemberState
     empty: tuple[str, ...] = ()

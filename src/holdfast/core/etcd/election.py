@@ -2,7 +2,7 @@
 
 The node that creates the leader's key is the leader until the key is deleted. The key is on that node's
 lease. The revision that created the key is the leader's `term`. A transaction that compares the term
-(`leader_condition`) has no effect once another node leads, even if its sender still believes to lead.
+(`leader_condition`) has no effect once another node leads, even if its sender still believes that it leads.
 
 ::
 
@@ -70,11 +70,11 @@ class LeaderKeyChanged(Event):
 
 
 class LeadershipLost(Event):
-    """A transaction showed that this node is no longer the leader, or it deleted its key."""
+    """A transaction showed that this node is no longer the leader, or this node deleted its key."""
 
 
 class ResignRequested(Event):
-    """This node must not lead any more."""
+    """This node must not run for leader again."""
 
 
 ElectionEvent = (

@@ -226,7 +226,7 @@ class _Remove(msgspec.Struct, frozen=True):
 
 
 class _Sweep(msgspec.Struct, frozen=True):
-    """Delete the keys that the job does not need any more."""
+    """Delete the keys that the job no longer needs."""
 
     lease: int
 
@@ -460,7 +460,7 @@ class EtcdSession:
         self.leadership.election.presence = self._own_presence()
         effects += self._leadership_effects(now, SessionUp(self._lease, leader))
         if not self.is_up:
-            return effects  # The leader is of another version.
+            return effects  # The leader runs another version.
         effects += self._revoke_leases(self.witness.unfinished())
         for one in answer.results[1]:
             effects += self._deliver_view(one.key, one.value)
@@ -474,7 +474,7 @@ class EtcdSession:
         if isinstance(message, Heartbeat):
             return self._renew(now)
         self._unsent.append(message)
-        # A node that reports often sends fewer heartbeats, and storing a status renews no lease.
+        # A node that reports often sends fewer heartbeats, and storing a status does not renew the lease.
         late = now - self._renewed_at >= self._ttl_s / RENEWALS_PER_LEASE
         return self._store_next() + (self._renew(now) if late else [])
 
@@ -675,7 +675,7 @@ class EtcdSession:
             return []
         self._leave_requested = False
         lease, self._lease = self._lease, 0
-        effects = self._drop(now)  # Requests under way do not matter any more.
+        effects = self._drop(now)  # Requests under way no longer matter.
         effects += self._witness_effects(now, SubjectsChanged(()))
         self.state = SessionState.LEAVING
         keys, own = self.keys, list[Op]()

@@ -49,7 +49,7 @@ RECORD_BYTES_MAX = 64 * 1024 * 1024
 """The limit of a decompressed record; far above what etcd accepts compressed."""
 COMPRESS_FROM_BYTES = 4096
 UNREADABLE_MAX = 64  # The number of invalid keys that are reported.
-ROLL_CALL_DIGITS_MAX = 18  # Any number with so many digits fits into 64 bits.
+ROLL_CALL_DIGITS_MAX = 18  # Any number with this many digits fits into 64 bits.
 PRESENCE_ID_CHARS = 32
 
 RollCallNumber = Annotated[int, Meta(ge=0, lt=10**ROLL_CALL_DIGITS_MAX)]

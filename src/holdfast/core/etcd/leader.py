@@ -159,7 +159,7 @@ class LedJob:
         self.is_new = False
         """Whether, as far as known, the job began with this leader."""
         self.broken = ""
-        """The broken invariant because of which the job was closed."""
+        """The broken invariant for which the job was closed; empty if there is none."""
         self.is_changed = False
         """Whether the job must be stored. The caller resets it."""
         self.decisions: list[tuple[JobEvent, Job]] | None = None
@@ -318,7 +318,7 @@ class LedJob:
         return views
 
     def _mark(self) -> object:
-        """Return a value that differs after each change that a successor must know."""
+        """Return a value that differs after each change that a successor must know about."""
         job = self.job
         sizes = len(job.succeeded), len(job.departed)
         waits = job.wait_seq, job.quiet, *(one.until for one in job.exclusions.values())
@@ -360,7 +360,7 @@ class PendingWrites:
         """Add a view to store."""
         peer = (view.node, view.incarnation)
         self._views[peer] = view
-        # If the node returned before its old view was deleted: etcd rejects both for one key.
+        # etcd rejects a transaction that both puts and deletes a key.
         self._deletions.pop(self._keys.view(*peer), None)
 
     def forget(self, node: str, incarnation: int) -> None:
@@ -416,7 +416,7 @@ def job_to_lead(
     """Return the job to continue: the stored job, without its nodes if none of them is left.
 
     The nodes may be present as new incarnations, since all leases end if etcd or all machines were
-    stopped for long. They report their round, and the job is rebuilt from these reports. Disconnected
+    stopped for a long time. They report their round, and the job is rebuilt from these reports. Disconnected
     nodes may still run workers, so no number is used again.
     """
     if record is None:

@@ -49,9 +49,10 @@ GRACE_S = 0.2
 """The time between the two refusals; the same as a coordinator's grace for a closed connection."""
 RETRY_S = 30.0
 """The interval at which all unseen agents are tried again; until then only their leases detect a loss. In
-a job of thousands of nodes a leader with enough witnesses refuses most of them, and they retry."""
+a job of thousands of nodes, a leader that enough nodes watch refuses the others, and they retry."""
 CHECKS_MAX = 4
-"""The number of consecutive attempts if a port accepts and closes, as while the keeper exits."""
+"""The number of consecutive attempts if a port accepts and closes, as happens while the
+keeper exits."""
 LASTING_S = 1.0  # A connection that was open for this long resets that number.
 WATCHED_MAX = 4_096  # Further nodes are only detected by their leases.
 ENDED_KEPT_MAX = 64  # Exited agents that are remembered after their records are gone, for messages.
@@ -76,13 +77,13 @@ class SubjectsChanged(Event):
 
 
 class SubjectAdded(Event):
-    """A process is watched in addition, or has a new lease."""
+    """Another process is watched, or a watched process has a new lease."""
 
     subject: Subject
 
 
 class SubjectRemoved(Event):
-    """A process is not watched any more."""
+    """A process is no longer watched."""
 
     id: str
 
