@@ -14,7 +14,6 @@ from holdfast.agent.worker_processes import place_workers
 from holdfast.core import supervision
 from holdfast.core.limits import RIVALS_MAX
 from holdfast.core.phases import JobOutcome, NodePhase, NodeRole
-from holdfast.core.policy import Verdict, judge
 from holdfast.core.protocol import Failure, View
 from holdfast.core.supervision import State
 from holdfast.errors import JobStopped
@@ -158,8 +157,8 @@ class CoordinatedJob:
         del is_attended
         membership = self._joined
         match effect:
-            case supervision.ReportStatus(NodePhase.FAILED, generation, clear):
-                failure, report = self._describe_failure()
+            case supervision.ReportStatus(NodePhase.FAILED, generation, clear, ends_job):
+                failure, report = self._describe_failure(is_complete=ends_job)
                 problem = membership.problem()
                 if problem:
                     console.error(
@@ -206,8 +205,8 @@ class CoordinatedJob:
     def settle(self) -> None:
         self._handler.serve_now()
 
-    def _describe_failure(self) -> tuple[Failure, bytes]:
-        """Return a summary of this node's first failure, and a full report if no restart follows."""
+    def _describe_failure(self, *, is_complete: bool) -> tuple[Failure, bytes]:
+        """Return a summary of this node's first failure, and the full report if that is needed."""
         node = self._handler.node_id
         failures = self._failures()
         retryable = self._machine.retryable
@@ -235,8 +234,7 @@ class CoordinatedJob:
             traceback_ago_s=max(1e-9, (now_ns - traceback_ns) / 1e9) if traceback_ns else 0.0,
             rivals=tuple(error.rivals()[:RIVALS_MAX]),
         )
-        ends_job = judge(self._machine.budget, retryable=retryable) is Verdict.GIVE_UP
-        return short, failure_report.pack(failures) if ends_job else b""
+        return short, failure_report.pack(failures) if is_complete else b""
 
     # The end of the job.
 

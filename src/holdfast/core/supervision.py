@@ -46,7 +46,8 @@ it, and follows its newest view:
     is no longer a member, it first stops its workers. If the view says not to start yet, the node
     waits, because another node still has workers of an earlier generation.
 13. If a worker fails, the node reports this immediately, before it stops the others, so that all nodes
-    stop at the same time. Once they have exited, it reports again, with the failure report.
+    stop at the same time. Once they have exited, it reports again. A report of a failure that ends
+    the job (`core.policy`) includes the full failure report.
 14. If all its workers have succeeded, the node waits for the job to close. A new generation may start
     them again before that.
 15. If the node is fenced, it rejoins as another incarnation. If it is refused, or its coordinator
@@ -336,6 +337,8 @@ class ReportStatus(Effect):
     generation: int
     clear: int = -1
     """This node has no workers of generations before this one and will not start any."""
+    ends_job: bool = False
+    """Whether this failure will end the job, as far as this node knows. Then the full report is needed."""
 
 
 class Rejoin(Effect):
@@ -541,7 +544,7 @@ class Supervision(TableMachine):
         if reason is StopReason.SUCCEEDED and (self._alone or not self.signum):
             self.state = State.LEAVING
             return [EnterBarrier()]
-        if failed and judge(self.budget, retryable=self.retryable) is Verdict.GIVE_UP:
+        if failed and self._gives_up():
             return self._finish(Outcome.FAILED)
         if self.signum:
             return self._finish(Outcome.SIGNALLED)
@@ -595,6 +598,10 @@ class Supervision(TableMachine):
         self.unhealthy = ""
         self.retryable = True
         self._blocked, self.stuck = {}, {}
+
+    def _gives_up(self) -> bool:
+        """Whether a failure of this generation ends the job."""
+        return judge(self.budget, retryable=self.retryable) is Verdict.GIVE_UP
 
     def _stop(self, reason: StopReason, signum: int = 0) -> list[Effect]:
         self.state = State.STOPPING
@@ -815,7 +822,8 @@ class CoordinatedSupervision(Supervision):
     def _report(self, phase: NodePhase) -> Effect:
         clear = self._clear()
         self._reported_clear = (self.view.term if self.view is not None else 0, clear)
-        return ReportStatus(phase, self.generation, clear)
+        ends_job = phase is NodePhase.FAILED and self._gives_up()
+        return ReportStatus(phase, self.generation, clear, ends_job)
 
     def _clear(self) -> int:
         """Return the lowest generation of which this node may have workers, now or later."""
@@ -855,7 +863,8 @@ class CoordinatedSupervision(Supervision):
         return effects
 
     def _unhealthy(self, event: WorkersUnhealthy) -> list[Effect]:
-        return [self._report(NodePhase.FAILED), *super()._unhealthy(event)]
+        effects = super()._unhealthy(event)
+        return [self._report(NodePhase.FAILED), *effects]
 
     def _stopped(self, event: WorkersStopped) -> list[Effect]:
         self._expect_generation(event.generation)
@@ -907,7 +916,7 @@ class CoordinatedSupervision(Supervision):
         """Finish after a signal. If a failure ends the job anyway, it remains the reason."""
         if self.view is not None and self.view.role is NodeRole.CLOSED:
             return self._end_with_job(self.view)
-        if failed and judge(self.budget, retryable=self.retryable) is Verdict.GIVE_UP:
+        if failed and self._gives_up():
             return self._finish(Outcome.FAILED)
         return self._finish(Outcome.SIGNALLED)
 
