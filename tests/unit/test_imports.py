@@ -112,6 +112,18 @@ def test_postponed_extension_package_and_frozen_module_have_all_their_names() ->
     )
 
 
+def test_postponed_package_is_not_executed_for_its_postponed_modules() -> None:
+    loaded_by(
+        "from holdfast.cli.main import PostponedModule, postpone\n"
+        "postpone('holdfast.store', 'holdfast.store.tcp', 'holdfast.store.tcp.embedded')\n"
+        "from holdfast.store.tcp import embedded; import holdfast.store.store_errors\n"
+        "assert type(embedded) is type(sys.modules['holdfast.store']) is PostponedModule\n"
+        "from holdfast.store import MemoryStore; from holdfast.store.tcp import store_server\n"
+        "assert embedded.Access and store_server.ServingLoop and MemoryStore\n"
+        "assert type(embedded) is type(sys.modules['holdfast.store']) is type(sys)"
+    )
+
+
 def test_main_thread_is_the_one_that_executes_postponed_threading() -> None:
     run = ["run", "--tee", "3", "--no-python", "/bin/echo", "hello"]
     loaded_by(

@@ -20,6 +20,7 @@ from holdfast.printable import quoted
 from holdfast.processes.signals import SignalException
 from holdfast.rendezvous.handler import RendezvousHandler
 from holdfast.rendezvous.rendezvous_errors import RendezvousStateError
+from holdfast.store import collectives
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -332,14 +333,12 @@ def exit_barrier(group: WorkerGroup, timeout_s: float) -> None:
     """
     if group.group_world_size == 1:
         return
-    from holdfast.store.collectives import wait_for_keys
-
     store: Any = group.store
     last = f"{TERMINAL_STATE}last_member"
     try:
         if store.add(f"{TERMINAL_STATE}num_members", 1) == group.group_world_size:
             store.set(last, "done")
-        wait_for_keys(store, [last], timeout_s)
+        collectives.wait_for_keys(store, [last], timeout_s)
     except SignalException:
         raise
     except Exception as problem:  # noqa: BLE001 (each kind of store raises other exceptions)

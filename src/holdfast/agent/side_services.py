@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent.watchdogs import Watchdogs
+from holdfast.observe.health import health_server as health_servers
+from holdfast.observe.health import loop_probe
 from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.processes.poll import min_of
 
@@ -109,14 +111,11 @@ class SideServices:
         self._preimport_at = time.monotonic() + PREIMPORT_AFTER_S
         self._health = self._given_server
         if self._health is None and os.environ.get(HEALTH_PORT_ENV):
-            from holdfast.observe.health.health_server import Readiness, server_from_environment
-            from holdfast.observe.health.loop_probe import LoopProbe
-
             if self._readiness is None:  # Otherwise an earlier run has added it.
-                self._readiness = Readiness()
+                self._readiness = health_servers.Readiness()
                 self._observers.add(self._readiness)
-            self._probe = LoopProbe()
-            self._health = server_from_environment(
+            self._probe = loop_probe.LoopProbe()
+            self._health = health_servers.server_from_environment(
                 os.environ, self._probe.alive_time, self._readiness.why_not
             )
         if self._health is None:

@@ -22,9 +22,11 @@ from holdfast.agent.side_services import load
 from holdfast.agent.spec import RunResult, Worker, WorkerState
 from holdfast.core import supervision
 from holdfast.core.values import Value
+from holdfast.numa import visible_devices
 from holdfast.processes.keeper import keeper_client
 from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.processes.workers.group import GroupSpec, start_group
+from holdfast.processes.zygote import warm_start
 from holdfast.worker import LAST_END_ENV, PREVIOUS_WORLD_SIZE_ENV
 
 if TYPE_CHECKING:
@@ -125,10 +127,8 @@ class WorkerProcesses:
         settings, spec = self.settings, self.group.spec
         if not settings.preload:
             return
-        from holdfast.processes.zygote.warm_start import warm_start  # Only where it is used.
-
         assert spec.entrypoint is not None
-        self._warm = warm_start(
+        self._warm = warm_start.warm_start(
             settings.preload, spec.entrypoint, spec.args, settings.start_method, settings.worker_env
         )
         keeper = self._obtain_keeper()
@@ -393,9 +393,7 @@ def worker_environment(
         env["OMP_NUM_THREADS"] = inherited["OMP_NUM_THREADS"]
     if spec.virtual_local_rank:
         env["LOCAL_RANK"] = "0"
-        from holdfast.numa.visible_devices import one_device_each
-
-        env.update(one_device_each(inherited, worker.local_rank))
+        env.update(visible_devices.one_device_each(inherited, worker.local_rank))
     return env
 
 

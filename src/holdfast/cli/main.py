@@ -45,17 +45,22 @@ BUG = 70
 INTERRUPTED = 130
 # The garbage collector runs after this many new objects. A start creates some thousand, which stay alive.
 GARBAGE_MIN = 10_000
-# Modules that others import, and that a plain job does not use before its workers run.
+# Modules that others import, and that a plain job does not use before its workers run; a package stands before
+# its modules.
 POSTPONED = (
     "argparse", "array", "ctypes", "dataclasses", "hmac", "importlib.metadata", "json", "re", "resource", "runpy", "selectors", "string", "struct", "subprocess", "tempfile",
     "termios", "threading", "tokenize", "traceback", "typing",
     "holdfast.agent.blocked_workers", "holdfast.cli.parser", "holdfast.core.blame", "holdfast.core.stopping",
-    "holdfast.launcher.dashboard_process", "holdfast.launcher.preload", "holdfast.net.peer_user",
-    "holdfast.observe.events.destinations", "holdfast.observe.standalone", "holdfast.observe.timeline",
-    "holdfast.processes.failures.error_file", "holdfast.processes.failures.failure",
+    "holdfast.launcher.dashboard_process", "holdfast.launcher.preload", "holdfast.net.peer_user", "holdfast.numa",
+    "holdfast.numa.binding", "holdfast.numa.visible_devices", "holdfast.observe.events",
+    "holdfast.observe.events.destinations", "holdfast.observe.events.event_recorder", "holdfast.observe.health",
+    "holdfast.observe.health.health_server", "holdfast.observe.health.loop_probe", "holdfast.observe.standalone",
+    "holdfast.observe.timeline", "holdfast.processes.failures.error_file", "holdfast.processes.failures.failure",
     "holdfast.processes.failures.tracebacks", "holdfast.processes.logs.follower", "holdfast.processes.logs.lines",
-    "holdfast.processes.logs.std", "holdfast.processes.stacks", "holdfast.timers.reaper",
-    "holdfast.timers.timer_server", "holdfast.wire.store_proof",
+    "holdfast.processes.logs.std", "holdfast.processes.stacks", "holdfast.processes.zygote",
+    "holdfast.processes.zygote.warm_start", "holdfast.store", "holdfast.store.collectives",
+    "holdfast.store.memory_store", "holdfast.store.tcp", "holdfast.store.tcp.embedded", "holdfast.timers",
+    "holdfast.timers.reaper", "holdfast.timers.timer_server", "holdfast.wire", "holdfast.wire.store_proof",
 )  # fmt: skip
 
 
@@ -119,7 +124,18 @@ def postpone(*names: str) -> None:
     os.register_at_fork(after_in_child=PostponedModule._lock._at_fork_reinit)
     for name in names:
         if name not in sys.modules:
-            sys.modules[name] = PostponedModule(name)
+            one = sys.modules[name] = PostponedModule(name)
+            _add_to_package(one)
+
+
+def _add_to_package(module: PostponedModule) -> None:
+    """If the module's package is postponed too, let it find its modules without being executed."""
+    name, _, last = module.__name__.rpartition(".")
+    package = sys.modules.get(name)
+    if type(package) is PostponedModule:
+        root, *folders = name.split(".")
+        package.__path__ = ["/".join((sys.modules[root].__path__[0], *folders))]
+        setattr(package, last, module)
 
 
 class EarlyAndLateSignals:

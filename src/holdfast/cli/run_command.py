@@ -12,7 +12,7 @@ import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from holdfast import console
+from holdfast import console, numa
 from holdfast.agent.spec import run_script_path
 from holdfast.cli import parser as parser_module
 from holdfast.cli.command_line import split
@@ -225,9 +225,7 @@ def _plain(value: Any) -> Any:
 def _numa_options(args: argparse.Namespace) -> NumaOptions | None:
     if args.numa_binding is None:
         return None
-    from holdfast.numa import AffinityMode, NumaOptions  # Most jobs bind nothing.
-
-    return NumaOptions(AffinityMode(args.numa_binding))
+    return numa.NumaOptions(numa.AffinityMode(args.numa_binding))
 
 
 def run(args: argparse.Namespace) -> None:

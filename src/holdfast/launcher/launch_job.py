@@ -24,6 +24,7 @@ from holdfast.launcher import preload
 from holdfast.launcher.observers import LaunchObservers
 from holdfast.launcher.story_file import story_to
 from holdfast.net.addresses import own_address
+from holdfast.numa import binding
 from holdfast.processes.failures import failure as process_failure
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
@@ -204,9 +205,7 @@ def close_for_all(handler: RendezvousHandler) -> None:
 def check_binding(config: LaunchConfig) -> None:
     """Raise if workers cannot be bound to CPUs as configured, before other nodes wait for them."""
     if config.numa_options is not None:
-        from holdfast.numa.binding import cpus_of_workers
-
-        cpus_of_workers(config.numa_options, range(config.nproc_per_node))
+        binding.cpus_of_workers(config.numa_options, range(config.nproc_per_node))
 
 
 def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:

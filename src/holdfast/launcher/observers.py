@@ -1,8 +1,8 @@
 """The observers of a launch: the recorders of events and metrics that the config requests.
 
-They do not delay the start. Lifecycle events are buffered until the workers run. The recorders are imported
-while the workers start, which is why their imports are inside functions. If only a failed run keeps its records,
-they are imported when the run has failed.
+They do not delay the start. Lifecycle events are buffered until the workers run, and the start postpones
+`event_recorder`: it is executed while the workers start or, if only a failed run keeps its records, when
+the run has failed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from holdfast import console
 from holdfast.errors import UsageError
 from holdfast.launcher import dashboard_process
 from holdfast.observe import events_wanted, metrics_wanted, timeline
+from holdfast.observe.events import event_recorder
 from holdfast.observe.lifecycle import GenerationStarted, LifecycleEvent, RunEnded
 
 if TYPE_CHECKING:
@@ -77,9 +78,7 @@ class LaunchObservers:
         agent.reporter.observers.sampled = getattr(self._logs, "keeps_records", False)
         agent.reporter.observers.add(self)
         if events_wanted("dynamic_rendezvous"):
-            from holdfast.observe.events.event_recorder import RendezvousRecorder
-
-            self._rendezvous = RendezvousRecorder()
+            self._rendezvous = event_recorder.RendezvousRecorder()
             agent.reporter.observers.add(self._rendezvous)
         agent.reporter.observers.recorded = True
 
@@ -93,11 +92,9 @@ class LaunchObservers:
         if not self._recorders:
             if not self._must_record_now(event):
                 return
-            from holdfast.observe.events.event_recorder import EventRecorder
-
             events = self._open_events()
             self._recorders = (
-                EventRecorder(events.record),
+                event_recorder.EventRecorder(events.record),
                 timeline.TimelineRecorder(events.record_line),
             )
         while self._early:
@@ -124,11 +121,9 @@ class LaunchObservers:
             self._exporters.close()
 
     def _open_events(self) -> JobEvents:
-        from holdfast.observe.events.event_recorder import JobEvents
-
         if self._events is None:
             try:
-                self._events = JobEvents(
+                self._events = event_recorder.JobEvents(
                     self._config.event_log_handler, lambda: getattr(self._logs, "run_dir", None)
                 )
             except UsageError as problem:

@@ -29,6 +29,8 @@ from holdfast.rendezvous.handler import (
     RendezvousInfo,
     RendezvousStoreInfo,
 )
+from holdfast.store import memory_store
+from holdfast.store.tcp import embedded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -238,13 +240,11 @@ class WorkerStore:
             self._serve(generation, b"", alone=True)
 
     def _serve(self, generation: int, key: bytes, *, alone: bool) -> None:
-        from holdfast.store.tcp.embedded import Access, TcpStoreServer
-
         mode = self._access if key or alone else self._without_keys()
-        server = TcpStoreServer(
+        server = embedded.TcpStoreServer(
             self._port_of[generation].listener(),
             lambda why: self._failed(generation, why),
-            Access(mode, key, generation),
+            embedded.Access(mode, key, generation),
         )
         server.start()
         self._servers[generation] = server
@@ -386,10 +386,8 @@ class StoreOnDemand:
     """The store of a round of one node, created at first use: the agent itself needs none."""
 
     def __getattr__(self, name: str) -> Any:
-        from holdfast.store.memory_store import MemoryStore
-
         if "_store" not in self.__dict__:
-            self._store = MemoryStore()
+            self._store = memory_store.MemoryStore()
         return getattr(self._store, name)
 
 

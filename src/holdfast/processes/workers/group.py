@@ -42,6 +42,7 @@ from holdfast.core.values import Value
 from holdfast.defaults import REAP_S, SHUTDOWN_S
 from holdfast.errors import SHORTAGES, EnvironmentProblem, shortage_hint
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
+from holdfast.numa import binding
 from holdfast.processes.failures import failure as process_failure
 from holdfast.processes.failures.oom_kills import OomKills
 from holdfast.processes.keeper import keeper_client
@@ -513,9 +514,7 @@ class PContext(ABC):
 
     def _choose_cpus(self) -> None:
         if self.spec.numa_options is not None:
-            from holdfast.numa.binding import cpus_of_workers
-
-            self._cpus = cpus_of_workers(self.spec.numa_options, range(self.nprocs))
+            self._cpus = binding.cpus_of_workers(self.spec.numa_options, range(self.nprocs))
 
     def _spawn(
         self,
@@ -846,10 +845,8 @@ class SubprocessHandler:
             if numa_options is None:
                 self.proc = self._popen(words, environment)
             else:
-                from holdfast.numa.binding import OnCpus, cpus_of_workers
-
-                chosen = cpus_of_workers(numa_options, [local_rank_id])
-                with OnCpus(chosen.get(local_rank_id, ())):
+                chosen = binding.cpus_of_workers(numa_options, [local_rank_id])
+                with binding.OnCpus(chosen.get(local_rank_id, ())):
                     self.proc = self._popen(words, environment)
         except BaseException:
             self._close_files()
