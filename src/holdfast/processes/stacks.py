@@ -1,8 +1,8 @@
 """The Python stacks of a process, read in any available way; otherwise the kernel's information.
 
-1. By py-spy, from outside: it needs no help from the process and works even if that is stuck. The
-   kernel allows it to root, and to the same user; if `/proc/sys/kernel/yama/ptrace_scope` is 1, only
-   to ancestors, such as the agent of a worker.
+1. By py-spy, from outside: it needs no help from the process and works even if the process is stuck. The
+   kernel permits this to root and to the same user; if `/proc/sys/kernel/yama/ptrace_scope` is 1, only
+   to root and to ancestors of the process, such as the agent of a worker.
 2. By the worker's control socket, if it has one and responds.
 3. If neither works: the threads as `/proc` shows them, with one line about the reason and the remedy.
 
@@ -95,8 +95,8 @@ def _remedy() -> str:
     except OSError:
         limited = False
     if limited:
-        return f"; {SCOPE} limits that: use root, or set it to 0"
-    return "; use root, or give the container SYS_PTRACE"
+        return f"; {SCOPE} forbids it: run as root, or set it to 0"
+    return "; run as root, or give the container SYS_PTRACE"
 
 
 LIMIT_S = 10.0

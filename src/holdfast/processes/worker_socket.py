@@ -1,4 +1,4 @@
-"""A unix socket at a path that only its owner can open. A socket that a dead server left is replaced.
+"""A unix socket at a path, which only its owner can open. The stale socket of a dead server is replaced.
 
 The file has mode 0600 from the start. If the path has the socket of a live server, or is not a socket,
 listening fails. It also fails if other users can replace files in the folder.
@@ -46,7 +46,7 @@ def listen_privately(path: str) -> socket.socket:
     """Return a socket that listens at `path`; raise `EnvironmentProblem` if that is impossible."""
     if not 0 < len(os.fsencode(path)) <= PATH_BYTES_MAX:
         raise EnvironmentProblem(
-            f"{VARIABLE}: {path!r} is longer than {PATH_BYTES_MAX} bytes, the most for a socket"
+            f"{VARIABLE}: {path!r} is longer than {PATH_BYTES_MAX} bytes, the limit for a socket"
         )
     folder = os.path.dirname(path) or "."
     try:

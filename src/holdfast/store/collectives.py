@@ -1,7 +1,7 @@
 """Collectives over a store: ranks exchange data, or wait for each other.
 
-They work on any store, including torch's, and use TorchElastic's keys, so ranks with torch's functions and ranks
-with these interoperate. A store needs only what TorchElastic's functions use: `check`, and a timeout for
+They work on any store, including torch's, and use TorchElastic's keys, so ranks that use torch's functions
+and ranks that use these interoperate. A store needs only what TorchElastic's functions use: `check`, and a timeout for
 `wait`, are optional.
 
 Improvements over TorchElastic: the error of a timeout names the missing ranks, on every rank and without
@@ -149,7 +149,9 @@ class _Turn:
         """Return the ranks that did not arrive."""
         found = _absent(self.store, [self.mark(rank) for rank in range(self.world_size)], until)
         if self.rank == 0:
-            self.store.set(self.prefix + _GATE, _NOTHING)  # Torch's other ranks wait for it.
+            self.store.set(
+                self.prefix + _GATE, _NOTHING
+            )  # Ranks that use torch's barrier wait for this key.
         return found
 
     def mark(self, rank: int) -> str:

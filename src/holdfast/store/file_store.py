@@ -143,8 +143,8 @@ def _held(path: str, timeout_s: float) -> str:
 NAME_CHARS_MAX = 200  # File systems accept 255 bytes; the rest is for marks and numbers.
 STALE_TRIES_MAX = 5
 UNFINISHED_S = 60.0
-"""A file that is unfinished for longer belongs to a process that was killed. A lower value could hit one that
-is stopped for a while."""
+"""A file that is unfinished for longer belongs to a process that was killed. With a lower value, it could
+belong to a process that is only stopped."""
 
 LOCK_MARK, NEW_MARK = ".lock", ".new."
 
@@ -156,7 +156,8 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 class SharedFolder:
     """One folder of this user, created if it does not exist, unless `make` is false.
 
-    All operations use a descriptor of the folder whose owner was checked, so replacing the folder has no effect.
+    All operations use a descriptor of the folder, and the owner is checked on it. So another user cannot replace
+    the folder between the check and the operation.
     """
 
     def __init__(
@@ -290,7 +291,7 @@ class SharedFolder:
         return is_created
 
     def write_pair(self, name: str, first: int, second: int) -> None:
-        """Replace a file by two numbers. The caller holds the lock."""
+        """Replace the content of a file with two numbers. The caller holds the lock."""
         self.write(name, b"%d %d" % (first, second))
 
     def remove(self, name: str) -> bool:
@@ -320,7 +321,7 @@ class SharedFolder:
             time.sleep(min(pause, left))
 
     def _sweep(self, folder: int, new: int) -> None:
-        """Remove, the first time, the unfinished files of killed processes: those much older than `new`."""
+        """On the first call, remove the unfinished files of killed processes: those much older than `new`."""
         if self._is_swept:
             return
         self._is_swept = True

@@ -1,6 +1,6 @@
 """The store of a job, for a worker without torch. The environment defines its address and who serves it.
 
-Under `holdfast run` and `torchrun` usually an agent serves it, otherwise the worker with rank 0.
+Under `holdfast run` and `torchrun`, usually an agent serves it; otherwise the worker with rank 0 does.
 """
 
 from __future__ import annotations

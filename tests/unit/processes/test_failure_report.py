@@ -112,5 +112,5 @@ def test_invalid_report_is_a_one_line_error(garbage: bytes) -> None:
 
 
 def test_report_without_failures_is_empty() -> None:
-    with pytest.raises(BadReport, match="without a failure"):
+    with pytest.raises(BadReport, match="contains no failure"):
         unpack(msgspec.msgpack.encode([]))

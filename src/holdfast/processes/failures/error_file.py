@@ -30,7 +30,7 @@ from functools import wraps
 
 from holdfast import console
 
-TYPE_CHECKING = False  # The name in `typing`, which takes longer to import than this whole module.
+TYPE_CHECKING = False  # `typing` has this name too, but its import takes longer than this module's.
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
@@ -58,7 +58,7 @@ class ErrorHandler:
     """
 
     def initialize(self) -> None:
-        """Enable the fault handler, which prints the stacks of all threads at a fatal signal."""
+        """Enable the fault handler, which prints the stacks of all threads on a fatal signal."""
         try:
             faulthandler.enable(file=_real_stderr(), all_threads=True)
         except Exception as problem:  # noqa: BLE001 (optional: the worker runs without it)
@@ -67,8 +67,8 @@ class ErrorHandler:
     def record_exception(self, e: BaseException) -> None:
         """Write `e` to the error file; do nothing if the variable is unset or empty.
 
-        If an exception passes several recorded functions, the innermost writes it, as its time is the
-        most exact.
+        If an exception passes through several recorded functions, the innermost one writes it, because
+        its time is the most exact.
         """
         path = self._get_error_file_path()
         if not path or e.__dict__.get("_holdfast_error_file") == path:
@@ -88,8 +88,8 @@ class ErrorHandler:
             inner["errorCode"] = error_code
         else:
             _complain(
-                f"the error file {rootcause_error_file} has no message object: "
-                f"the exit code {error_code} is not added to it"
+                f"cannot add the exit code {error_code} to the error file {rootcause_error_file}: "
+                f"it has no message object"
             )
 
     def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
@@ -108,7 +108,7 @@ class ErrorHandler:
         if error_code:
             self.override_error_code_in_rootcause_data(rootcause_error_file, data, error_code)
         if os.path.isfile(path):
-            _complain(f"the error file {path} is replaced by {rootcause_error_file}")
+            _complain(f"replacing the error file {path} with {rootcause_error_file}")
         try:
             write_whole(path, json.dumps(data).encode())
         except Exception as problem:  # noqa: BLE001 (it must not hide the user's exception)
@@ -181,7 +181,7 @@ def _record_safely(handler: ErrorHandler, e: Exception) -> None:
 
 
 def _is_child_failed_error(e: Exception) -> bool:
-    """Whether `e` is about failed workers: ours or TorchElastic's, without importing either."""
+    """Whether `e` is a `ChildFailedError`, Holdfast's or TorchElastic's, without importing either."""
     names = [cls.__name__ for cls in type(e).__mro__]
     return "ChildFailedError" in names and hasattr(e, "get_first_failure")
 
@@ -265,7 +265,7 @@ def write_whole(path: str, content: bytes) -> None:
 
     A path that is not a regular file (`/dev/null`, a pipe) is written to and never replaced.
     """
-    place = os.path.realpath(path)  # A symbolic link stays one.
+    place = os.path.realpath(path)  # Write to the target of a symbolic link, and keep the link.
     try:
         is_special = not stat.S_ISREG(os.stat(place).st_mode)
     except FileNotFoundError:
@@ -275,7 +275,9 @@ def write_whole(path: str, content: bytes) -> None:
         with open(os.open(place, os.O_WRONLY | os.O_NONBLOCK), "wb") as file:
             file.write(content)
         return
-    beside = f"{place}.{os.urandom(4).hex()}.tmp"  # Nobody can guess the name and create a link.
+    beside = (
+        f"{place}.{os.urandom(4).hex()}.tmp"  # Nobody can guess this name and put a link there.
+    )
     try:
         with open(beside, "xb") as file:
             file.write(content)

@@ -1,10 +1,10 @@
 """The failure of one worker, and the error that contains all failures.
 
-If the error file is not readable, a `ProcessFailure` that the agent creates reports that in `detail`.
-One that a program creates raises, as TorchElastic's does.
+If the error file cannot be read, `ProcessFailure` raises, as TorchElastic's does. The agent sets `tolerant`;
+`detail` then contains the problem.
 
-`core.blame` finds the first failure from the workers' tracebacks and messages, the times of these,
-and the times of the exits (`ProcessFailure.trace`).
+`core.blame` finds the first failure from the workers' tracebacks and messages, their times, and the
+times of the exits (`ProcessFailure.trace`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ProcessFailure:
     stderr_tail: str = keyword_field(default="", repr=False, kw_only=True)
     # Whether it happened after the stop of the group began; see `came_after`.
     consequence: bool = keyword_field(default=False, kw_only=True)
-    # Whether the signal of the group's stop ended it.
+    # Whether the signal that stopped the group ended it.
     stopped: bool = keyword_field(default=False, kw_only=True)
     # A reason that the agent knows besides the exit code.
     detail: str = keyword_field(default="", kw_only=True)
@@ -66,7 +66,7 @@ class ProcessFailure:
     # When it ended, in nanoseconds since the epoch; by default now.
     observed_ns: int = keyword_field(default=0, repr=False, kw_only=True)
     # When the traceback on its standard error began; 0 if unknown.
-    words_ns: int = keyword_field(default=0, repr=False, kw_only=True)
+    stderr_traceback_ns: int = keyword_field(default=0, repr=False, kw_only=True)
     # Its position among all failures, from 0; -1 if that is not decided yet.
     place: int = keyword_field(default=-1, repr=False, kw_only=True)
     # Ranks that may have failed first instead, if this is the first failure.
@@ -101,7 +101,7 @@ class ProcessFailure:
             }
 
     def _read(self) -> None:
-        """Read the error file; keep the defaults of what it does not contain."""
+        """Read the error file; fields that it does not contain keep their defaults."""
         try:
             data = read_error_file(self.error_file)
             message = data["message"]
@@ -143,12 +143,12 @@ class ProcessFailure:
         return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(seconds))
 
     def traceback_ns(self) -> int:
-        """Return the latest time at which it began to report a reason; 0 if it reported none."""
-        said = [moment for moment in (self.recorded_ns, self.words_ns) if moment]
-        return min(*said, self.observed_ns) if said else 0
+        """Return when it began to report a reason, or a later time if unsure; 0 if it reported none."""
+        times = [moment for moment in (self.recorded_ns, self.stderr_traceback_ns) if moment]
+        return min(*times, self.observed_ns) if times else 0
 
     def happened_ns(self) -> int:
-        """Return the latest time of the failure, in nanoseconds since the epoch."""
+        """Return when it failed, or a later time if unsure, in nanoseconds since the epoch."""
         return self.traceback_ns() or self.observed_ns
 
     def came_after(self, moment_ns: int) -> bool:
@@ -181,7 +181,7 @@ class ProcessFailure:
         return Trace.PEER if by_peer else Trace.SILENT
 
     def failed_by_itself(self) -> bool:
-        """Return whether the stop of its group may not be the reason of the failure."""
+        """Return whether it may have failed for another reason than the stop of its group."""
         return not self.consequence or self.trace() is not Trace.STOPPED
 
     def recorded_message(self) -> str:
@@ -204,7 +204,7 @@ class ProcessFailure:
             inside = _signal_name(code - 128) if code > 128 else NOT_AVAILABLE
             if inside == NOT_AVAILABLE:
                 return f"exit code {code}"
-            return f"exit code {code}, which usually means {inside} inside"
+            return f"exit code {code}, which usually means that a child process died of {inside}"
         if self.stopped and code == -9:
             return "killed by SIGKILL (did not exit in time after the stop signal)"
         if self.detail and code == -9:
@@ -222,11 +222,11 @@ class ProcessFailure:
 
 
 def failure_of(
-    exited: WorkerExit, *, stop_began_ns: int, spoke_before_stop: bool = False, **known: Any
+    exited: WorkerExit, *, stop_began_ns: int, traceback_before_stop: bool = False, **known: Any
 ) -> ProcessFailure:
-    """Return the failure of a worker that exited like this; `known` has the values of further fields.
+    """Return the failure of a worker that exited in this way; `known` has the values of further fields.
 
-    `spoke_before_stop`: whether its standard error had a traceback when the stop began.
+    `traceback_before_stop`: whether its standard error had a traceback when the stop began.
     """
     failure = ProcessFailure(
         local_rank=exited.rank,
@@ -240,11 +240,11 @@ def failure_of(
     )
     failure.stopped = exited.after_stop and exited.exitcode < 0 and not exited.stray_signal
     # If a worker recorded or printed an exception before the stop began, its failure is not a
-    # consequence, however late it exited. Neither is it if the stop did not cause its death.
+    # consequence of the stop, however late it exited. The same applies if a stray signal killed it.
     failure.consequence = (
         exited.after_stop
         and not exited.stray_signal
-        and not spoke_before_stop
+        and not traceback_before_stop
         and failure.came_after(stop_began_ns)
     )
     return failure

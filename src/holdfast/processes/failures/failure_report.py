@@ -183,7 +183,7 @@ LINE_CHARS_MAX = 2_000
 OTHERS_MAX = 64
 PACKED_BYTES_MAX = 64 * 1024
 """The limit for a packed report, which slow links must carry to each node in time."""
-PART_MAX = 64  # The texts that remain are short in any alphabet.
+PART_MAX = 64  # With texts this short, any report is below the limit.
 
 
 class BadReport(Exception):
@@ -208,9 +208,9 @@ def unpack(packed: bytes) -> dict[int, ProcessFailure]:
     try:
         workers = msgspec.msgpack.decode(packed, type=list[FailedWorker])
     except MALFORMED as problem:
-        raise BadReport(f"a failure report that cannot be read: {quoted(str(problem))}") from None
+        raise BadReport(f"cannot decode the failure report: {quoted(str(problem))}") from None
     if not workers:
-        raise BadReport("a failure report without a failure")
+        raise BadReport("the failure report contains no failure")
     return {
         worker.rank: _restored(worker, order)
         for order, worker in enumerate(workers[: OTHERS_MAX + 1])

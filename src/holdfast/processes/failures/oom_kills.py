@@ -1,4 +1,4 @@
-"""What the kernel reports of its out-of-memory killer.
+"""Finds out whether the kernel's out-of-memory killer may have killed a worker.
 
 The kernel counts the kills of its out-of-memory killer, for each memory control group and for the
 whole machine, but does not name the victims. So if a worker died of SIGKILL, the report states that

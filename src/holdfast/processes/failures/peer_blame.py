@@ -1,4 +1,4 @@
-"""Detects whether the last output of a worker blames a peer; then the worker most likely failed because of it.
+"""Detects whether the last output of a worker blames a peer, which then most likely caused the failure.
 
 This is a heuristic, as in `tracebacks`: it knows names of exceptions, and the messages of sockets,
 Gloo, NCCL, PyTorch's stores and its watchdogs. In a chain of exceptions the first one counts: a

@@ -74,7 +74,7 @@ def last_traceback(text: str) -> str:
         return ""
     block = _without_prefixes(lines[found[0] : found[1]])
     if block[0].endswith(_HEADER) and not block[0].endswith(_GROUP_HEADER):
-        block[0] = _HEADER  # A progress bar may stand before it on the same line.
+        block[0] = _HEADER  # A progress bar may precede it on the same line.
     return "\n".join(block)
 
 
@@ -155,7 +155,7 @@ def _end_of_fatal(lines: list[str], at: int) -> int:
 
 
 def _end_of_group(lines: list[str], at: int) -> int:
-    """Return the end of an exception group, whose members' texts may stand outside its frame."""
+    """Return the end of an exception group; the texts of its members may be outside its frame."""
     end = at + 1
     text_end = end + MESSAGE_LINES_MAX
     for here in range(at + 1, len(lines)):

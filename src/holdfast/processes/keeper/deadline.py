@@ -42,7 +42,9 @@ class WorkersDeadline:
                 flags = os.O_CLOEXEC | os.O_NONBLOCK
                 self._fd = load_function("timerfd_create")(time.CLOCK_BOOTTIME, flags)
                 if self._fd < 0:
-                    raise EnvironmentProblem("there is no file descriptor for another timer")
+                    raise EnvironmentProblem(
+                        "no file descriptor is free for the timer of the workers"
+                    )
             self._runs, self._set_to = True, None
             self._set()
 

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar
 
 SIGKILL = 9
-# How long a killed process may take to exit before it is passed over.
+# How long to wait for a killed process to exit.
 REAP_MS_MAX = 10_000
 # Each round kills one more layer: the processes that were forked during the previous round.
 SWEEP_ROUNDS_MAX = 100
 RECEIVE_BYTES = 1 << 18
-# How long the processes that were killed with a keeper may take to exit before they are passed over.
+# How long to wait for the processes that were killed with their keeper to exit.
 KILLED_MS_MAX = 1_000
 # How long a keeper may take to kill everything below it; after that it counts as stuck.
 CLOSE_MS_MAX = keeper_program.SHUTDOWN_MS_MAX + 5_000
@@ -142,7 +142,7 @@ class Keeper:
 
     @classmethod
     def start_another(cls) -> Keeper:
-        """Return a keeper for other processes than workers; a prestarted keeper is for workers."""
+        """Return a keeper for processes other than workers; a prestarted keeper is for workers."""
         try:
             script = cls._open_program()
         except OSError as error:
@@ -211,7 +211,7 @@ class Keeper:
 
     @classmethod
     def bequeath(cls, folder: str) -> None:
-        """Let the keeper remove a folder, which will be created, if this process is killed."""
+        """Let the keeper remove a folder if this process is killed. Call this before creating the folder."""
         cls._bequeathed[folder] = get_ident()
         cls._announce_all()
 
@@ -313,7 +313,7 @@ class Keeper:
         self._send(("deadline", self._deadlines_set, len(fds)), fds)
 
     def signal_leftovers(self, signum: int) -> None:
-        """Signal the processes that exited workers left; `Empty` follows when all have exited."""
+        """Signal what exited workers left behind; `Empty` follows when all of it has exited."""
         # Numbered, to match responses to requests.
         self._clearings_requested += 1
         self._send(("clear", int(signum), self._clearings_requested))
@@ -324,7 +324,7 @@ class Keeper:
         return self._childless_after == self._workers_requested
 
     def sweep(self) -> None:
-        """SIGKILL the processes that exited workers left; `Empty` follows when all have exited."""
+        """SIGKILL what exited workers left behind; `Empty` follows when all of it has exited."""
         self.signal_leftovers(SIGKILL)
 
     def receive(self) -> list[Event]:
@@ -451,7 +451,7 @@ def working_directory() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        return "."  # It was deleted, but a process can still be in it.
+        return "."
 
 
 def inherited_environment() -> dict[str, str]:
@@ -510,7 +510,7 @@ def _moved_to(first: int, first_target: int, second: int, second_target: int) ->
     ]
 
 
-# Orphans: the processes that a killed keeper leaves.
+# Orphans: the processes that a killed keeper leaves behind.
 
 _adopts = False
 _is_subreaper = False

@@ -1,7 +1,7 @@
 """The keeper: a tiny process between the agent and its workers, so that no process outlives them.
 
-The keeper is the parent of every worker and adopts every process that a worker leaves (it is a "child
-subreaper"). So everything that a worker starts stays below the keeper, even after double forks and in
+The keeper is the parent of every worker and adopts every process that a worker leaves behind (it is a
+"child subreaper"). So everything that a worker starts stays below the keeper, even after double forks and in
 new sessions. When the agent closes the control socket or exits, for any reason, the keeper kills
 everything below it. When the keeper itself is killed, the kernel kills the workers
 (`PR_SET_PDEATHSIG`), and an agent that is also a subreaper kills the rest.
@@ -28,8 +28,8 @@ private socket pair. Both processes run the same interpreter. The requests, by t
                            the agent extends; before the kill the keeper sends ``expired number``.
                            If the count is 2, the message also carries a socket, which the keeper
                            holds open until the workers have exited.
-``clear signum number``    Signal everything that exited workers left. The keeper sends ``clearing
-                           number`` at once, and ``empty number`` when all have exited.
+``clear signum number``    Signal everything that exited workers left behind. The keeper sends ``clearing
+                           number`` at once, and ``empty number`` when all of it has exited.
 ``inherit folders``        Remove these folders and their contents if the agent is killed; replaces
                            the previous such request.
 
@@ -379,7 +379,7 @@ class Keeper:
             self.poll.register(self.deadline_fd, select.POLLIN)
 
     def expire(self) -> None:
-        """Kill the workers and everything they left, unless the agent has just extended the timer."""
+        """Kill the workers and what they left behind, unless the agent has just extended the timer."""
         try:
             os.read(self.deadline_fd, 8)
         except BlockingIOError:

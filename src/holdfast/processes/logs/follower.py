@@ -99,7 +99,7 @@ CHUNK_BYTES = 1 << 18
 # How much one stream may read in a turn.
 TURN_BYTES_MAX = 1 << 21
 
-# How much of a stream's end `tail()` gives by default.
+# How much of a stream's end `tail()` returns by default.
 TAIL_BYTES_MAX = 1 << 14
 
 # The capacity that a pipe gets, so that a noisy worker waits less often for its reader.
@@ -264,7 +264,7 @@ class PipeStream(Stream):
         if os.isatty(fd):
             self.burst_bytes = TERMINAL_BURST_BYTES
         else:
-            _ask_for_room(fd)
+            _enlarge_pipe(fd)
 
     def take_turn(self) -> bool:
         left = TURN_BYTES_MAX
@@ -344,7 +344,7 @@ def _unread(fd: int) -> int:
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-def _ask_for_room(fd: int) -> None:
+def _enlarge_pipe(fd: int) -> None:
     try:
         fcntl.fcntl(fd, _F_SETPIPE_SZ, PIPE_ROOM_BYTES)
     except OSError:

@@ -479,7 +479,7 @@ def _cannot_make(path: str, problem: OSError) -> NoReturn:
 
 # The part of a worker's standard error that the agent keeps for the report: a few hundred lines.
 TAIL_BYTES_MAX = 64 * 1024
-# How long a report waits for the rest of a worker's output, once, because the console may be blocked.
+# How long a report waits, only once, for the rest of a worker's output: the console may be blocked.
 CATCH_UP_S = 1.0
 STDIN, STDOUT, STDERR = 0, 1, 2
 

@@ -46,7 +46,7 @@ RESULT_BYTES_MAX = 256 << 20
 
 
 class PassedFd:
-    """A descriptor among a call's arguments; it has its number in the worker."""
+    """A descriptor among a call's arguments, with its number in the worker."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -177,7 +177,7 @@ def pack_value(value: object, name: str) -> bytes:
 def call_in_fork(call: Callable[[], None]) -> int:
     """Call in a forked child, and return the exit status that the interpreter would have."""
     status = died_of = 0
-    _part_from_the_parent()
+    _detach_from_parent()
     try:
         RaisedSignals().begin()
         call()
@@ -206,7 +206,7 @@ def _exit_status(code: object) -> int:
     return 1
 
 
-def _part_from_the_parent() -> None:
+def _detach_from_parent() -> None:
     """Drop what a forked child must not share: children, connections, replaced streams.
 
     This also drops the exit handlers of the parent.
@@ -286,7 +286,7 @@ def _show_without_own_frames(kind: type[BaseException], error: BaseException, tb
 
 
 def serve_forks() -> None:
-    """Be the `forkserver`: import once, then be a keeper that forks a worker for each call."""
+    """Run as the `forkserver`: import once, then act as a keeper that forks a worker for each call."""
     from holdfast.processes.keeper import keeper_program
 
     # This keeper reads its control socket only after the imports, which may hang. So it also needs the
@@ -306,7 +306,7 @@ def serve_forks() -> None:
         prepare(preparation)
         preload(modules)
     except BaseException as error:  # noqa: BLE001 (each worker fails with it)
-        error.add_note("(raised as the fork server imported the main module and the preloads)")
+        error.add_note("(raised while the fork server imported the main module and the preloads)")
         import_error = error
     _flush_streams()  # Otherwise each worker would write the buffered output again.
     prctl(keeper_program.PR_SET_PDEATHSIG, 0, 0, 0, 0)

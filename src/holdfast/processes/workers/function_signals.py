@@ -1,9 +1,9 @@
 """Signals that stop a function raise an exception in it, so that its `finally` blocks run.
 
-Python calls a signal handler between two steps of the main thread. In a native call, the main thread
-makes no step; a collective that another worker has left can take minutes. So a second thread watches:
-if the handler has not run for a while, the signal has its default action. This applies to the
-function's own process; in its forks, the signals have their default actions at once.
+Python runs a signal handler in the main thread, between two bytecode instructions. A native call delays
+it; a collective that another worker has left can take minutes. So a second thread watches: if the
+handler does not run for a while, the signal takes its default action. This applies to the function's own
+process; in its forks, the signals take their default actions immediately.
 """
 
 from __future__ import annotations

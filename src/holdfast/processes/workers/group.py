@@ -1,6 +1,6 @@
 """A group of worker processes on this node: start, events, stop, results.
 
-`PContext` is one start of the workers of a `GroupSpec`. It has two kinds: a worker is either a command
+`PContext` is one start of the workers of a `GroupSpec`. There are two kinds: a worker is either a command
 (`SubprocessContext`) or a function (`MultiprocessContext` in `function_workers`). Nothing polls at
 intervals: one epoll descriptor covers the keeper's events, the zygote's, the workers' return values, and
 pidfds of processes that a replaced subprocess handler started.
@@ -257,7 +257,7 @@ class PContext(ABC):
         self._stop_began_ns = 0
         self._stderr_before_stop: dict[int, int] = {}  # Bytes on standard error.
         self._stop_reported = False
-        self._leftovers: list[int] = []  # What workers left and SIGKILL does not end.
+        self._leftovers: list[int] = []  # Left by workers; SIGKILL does not end them.
         self._epoll = select.epoll()
         self._readers: dict[int, Callable[[], None]] = {}
         self._closed = False
@@ -548,7 +548,8 @@ class PContext(ABC):
         if warm is not None:
             warm.begin()
         self._begin_output()
-        # Do this while the keeper forks the workers, so that it delays none, and before any has children.
+        # Do this while the keeper forks the workers, so that it delays no worker, and before a worker has
+        # children.
         keeper_client.become_subreaper_if_wanted()
         self._oom_kills = OomKills()
         while True:
@@ -627,7 +628,7 @@ class PContext(ABC):
         self._running.add(rank)
         if self._stop is not None:
             self._stop.killed.add(rank)
-            self._kill_tree(rank)  # The start that requested it has failed at another worker.
+            self._kill_tree(rank)  # Another worker of the same start failed to start.
 
     def _worker_exited(
         self,
@@ -788,12 +789,12 @@ class PContext(ABC):
     def _read_failure(self, exited: WorkerExit) -> ProcessFailure:
         rank = exited.rank
         tail = self._stdio.stderr_tail(rank)
-        words_at, words_ns = self._stdio.log_tail(rank, tail)
+        traceback_at, traceback_ns = self._stdio.log_tail(rank, tail)
         return process_failure.failure_of(
             exited,
             stop_began_ns=self._stop_began_ns,
-            spoke_before_stop=0 <= words_at < self._stderr_before_stop.get(rank, 0),
-            words_ns=words_ns,
+            traceback_before_stop=0 <= traceback_at < self._stderr_before_stop.get(rank, 0),
+            stderr_traceback_ns=traceback_ns,
             error_file=self.error_files[rank],
             stderr_tail=tail,
             stdout_file=self.stdouts[rank],
@@ -1009,7 +1010,7 @@ def start_group(
             from holdfast.processes.workers.function_workers import MultiprocessContext
 
             if spec.start_method != "spawn":
-                keeper = warm = None  # The keeper that forks functions is one start's own.
+                keeper = warm = None  # A keeper that forks functions serves only one start.
             context = MultiprocessContext(spec, keeper=keeper, warm=warm, deadline=deadline)
         context.start()
     except OSError as error:

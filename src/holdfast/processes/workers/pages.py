@@ -240,7 +240,7 @@ SWEPT_AGE_S = 60.0
 
 NOTICE_BYTES_MAX = 1 << 16
 SETTLE_S = 0.1
-"""The delay of a second scan after each scan, which may have missed a store by the worker."""
+"""The delay of a second scan after each scan, which may have missed a write of the worker."""
 
 
 class WorkerPages:
@@ -331,8 +331,8 @@ class WorkerPages:
                 # Do this first, so that a section that is entered after the scan requests another.
                 page.plan_scan(None)
             late += [(rank, section) for section in page.expired(now)]
-            # Keep a planned scan even if its section was left, also if that was before this scan.
-            # Otherwise the next such section would request it again.
+            # Keep a planned scan even if the worker has left its section meanwhile. Otherwise the next such
+            # section would request it again.
             ahead = [at for at in (planned, page.requested_scan()) if at is not None and at > now]
             at = page.next_deadline(after=now)
             if at is not None:

@@ -402,7 +402,7 @@ def run_file(path: str) -> None:
 
 
 def hide_frames(*files: str) -> None:
-    """Let the traceback of an exception that ends this process begin after the frames of these files."""
+    """Omit the leading frames of these files from the traceback of an exception that ends this process."""
     hook = getattr(sys, "excepthook", None)
     if hook is None:
         return

@@ -299,7 +299,7 @@ class WarmStart:
                 console.notice(f"preloading {', '.join(self._modules)}; workers start after that")
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when `receive_events` has something; -1 if none is."""
+        """Return the descriptor that is readable when `receive_events` has something; -1 for none."""
         return -1 if self._zygote is None or self._zygote.is_lost else self._zygote.control.fileno()
 
     def pids(self) -> list[int]:
@@ -361,7 +361,7 @@ class WarmStart:
         return self._due
 
     def tick(self, now: float) -> None:
-        """Give up a zygote that takes far too long for a fork."""
+        """Give up on a zygote that takes far too long for a fork."""
         if self._due is not None and now >= self._due and self._zygote is not None:
             self._lose(f"has not forked a worker for {FORK_S_MAX:g} s")
 

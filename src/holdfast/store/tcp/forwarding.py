@@ -2,8 +2,8 @@
 
 Workers connect to a port on loopback, where the kernel reports the user of each connection. For each worker
 the agent opens a connection to the store and proves that it has the generation's key. Then it forwards both
-directions, in sealed frames towards the store. It interprets, stores and answers nothing itself. One thread
-with one epoll does this. While one side does not read, the agent does not read from the other.
+directions, in sealed frames towards the store, without interpreting or storing anything. One thread with
+one epoll does this. While one side does not read, the agent does not read from the other.
 """
 
 from __future__ import annotations
