@@ -66,7 +66,7 @@ def test_workers_stop_while_etcd_is_down_and_restart_without_charge(tmp_path: Pa
         after = cluster.generation(2)
         assert {start.restarts for start in after.values()} == {0}
         for agent in cluster.agents.values():
-            assert "before other nodes may replace them" in agent.output()
+            assert "before other nodes could replace them" in agent.output()
         assert cluster.finish(after) == {"a": 0, "b": 0}
 
 

@@ -34,7 +34,7 @@ class BlockedWorkers:
         self._next_check: float | None = None
 
     def started(self, generation: int, pids: Mapping[int, int], now: float) -> None:
-        """Start to check these processes."""
+        """Start checking these processes."""
         self._generation, self._pids, self._since = generation, dict(pids), {}
         self._next_check = now + self._interval_s
 
@@ -53,7 +53,7 @@ class BlockedWorkers:
         return self._next_check
 
     def poll(self, now: float) -> list[Event]:
-        """If a check is due, check the workers; return which became blocked or unblocked."""
+        """If a check is due, check the workers; return an event for each change."""
         if self._next_check is None or now < self._next_check:
             return []
         events: list[Event] = []

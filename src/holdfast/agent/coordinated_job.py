@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 SUMMARY_CHARS_MAX = 500
 MEMBERS_PRINTED = 8
-# The file descriptors that an agent needs at most: for its connections, the coordinator and the
-# workers' store; and for each worker.
+# The most file descriptors that an agent needs for its connections, the coordinator and the workers'
+# store, and for each worker.
 JOB_DESCRIPTORS = 20
 WORKER_DESCRIPTORS = 3
 
@@ -125,7 +125,7 @@ class CoordinatedJob:
             match message:
                 case supervision.ViewReceived(view):
                     if view.role is NodeRole.MEMBER:
-                        # Now, because workers of other nodes may start before this node's do.
+                        # Workers of other nodes may start before this node's, so serve them now.
                         self._handler.serve_workers(view)
                     if view.answered is not None and self.on_answer is not None:
                         self.on_answer(view.answered)
@@ -299,10 +299,10 @@ class CoordinatedJob:
         return RendezvousConnectionError(self._handler.describe_refusal(view.why, view.refusal))
 
     def explain_expiry(self) -> None:
-        """Report why the keeper kills the workers."""
+        """Report why the keeper killed the workers."""
         why = self._joined.problem() or "this agent was not running"
         console.error(
-            f"{why}: the keeper killed the workers, before other nodes may replace them (on_lost)"
+            f"{why}: the keeper killed the workers before other nodes could replace them (on_lost)"
         )
 
     @property

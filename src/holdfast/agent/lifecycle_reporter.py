@@ -65,7 +65,7 @@ class LifecycleReporter:
         """The latest time to call `report_failures`, on the monotonic clock."""
 
     def __enter__(self) -> None:
-        """Start to record. Raise `UsageError` if that is not possible."""
+        """Start recording. Raise `UsageError` if that is not possible."""
         if not self._entered and not self.observers.recorded:
             self._begin_own_records()
         self._entered += 1
@@ -279,9 +279,10 @@ class LifecycleReporter:
 
 
 def _program_name(spec: WorkerSpec) -> str:
-    """Return the name of the script or module if the entry point is an interpreter, else its own name.
+    """Return the name of what the workers run.
 
-    Code passed with `-c` has no name.
+    If the entry point is a Python interpreter, this is the name of its script or module. For code passed
+    with `-c`, it is the interpreter's name.
     """
     name = spec.get_entrypoint_name()
     if spec.entrypoint not in (sys.executable, run_script_path):

@@ -2,8 +2,8 @@
 
 `AgentLoop` is composed of a machine that decides (`core.supervision`), the node's workers
 (`agent.worker_processes`), its part in the job (`agent.coordinated_job` or `agent.polled_job`) and
-its side services (`agent.side_services`: watchdogs, health server and control socket, which every
-wait serves). One turn of the loop::
+its side services (`agent.side_services`: watchdogs, health server and control socket, which the loop
+serves whenever it waits). One turn of the loop::
 
     wait until a descriptor is readable or a deadline passes
     for each event of the signals, requests, job, workers and services, in this order:
@@ -15,7 +15,7 @@ Only the machine decides. Workers, job and services report events and perform ef
 restarts, stops or kills anything by itself. Their events::
 
     signals             SignalReceived
-    services.control    Requested; but if there is a membership, it takes the request instead
+    services.control    Requested, if there is no membership; otherwise the membership gets the request
     job                 ViewReceived, CoordinatorLost, NeededByOthers; or without a membership: NodesWaiting
     workers' store      WorkersUnhealthy
     workers             WorkerExited, WorkersStopped, WorkersExpired
@@ -131,7 +131,7 @@ if TYPE_CHECKING:
             """Note that all workers have exited."""
 
         def explain_expiry(self) -> None:
-            """Report why the keeper kills the workers."""
+            """Report why the keeper killed the workers."""
 
         def settle(self) -> None:
             """Start the services that a short run does not need."""
@@ -236,7 +236,7 @@ class AgentLoop:
     # The run.
 
     def run(self, body: Callable[[], RunResult] | None = None) -> RunResult:
-        """Run the workers until they succeeded, or failed for good.
+        """Run the workers until they succeed or fail for good.
 
         Raises `SignalException` if a signal ended the run. When this returns or raises, all workers
         have exited. `body` replaces `supervise` for a subclass of TorchElastic's agents that has its
@@ -285,7 +285,7 @@ class AgentLoop:
 
     def supervise(self) -> RunResult:
         """Follow the machine from its first event to its end; raise if the run has no result."""
-        self.workers.prepare()  # From now on, a signal ends everything that this starts.
+        self.workers.prepare()  # The agent handles signals already, so a signal stops what this starts.
         self.job.join()
         membership = self.membership
         control = self._begin_control()
@@ -366,7 +366,7 @@ class AgentLoop:
             stack.enter_context(self.signals.raising())
             stack.enter_context(self.services.away(what))
             if self.membership is not None:
-                stack.enter_context(self.membership.heartbeat)  # Inside, it expects no turns.
+                stack.enter_context(self.membership.heartbeat)  # Meanwhile the loop need not turn.
             yield
 
     # Events.
@@ -391,7 +391,7 @@ class AgentLoop:
     def _store_events(self) -> list[Event]:
         """Return the failure of the workers' store.
 
-        It precedes the exits of the workers that fail because of it.
+        The machine receives it before the exits of the workers that fail because of it.
         """
         lost = self.group.spec.rdzv_handler.take_store_failure() if self._store_alarm() >= 0 else ""
         if not lost or self.machine.state is not State.RUNNING:
@@ -401,7 +401,7 @@ class AgentLoop:
     # Events into the machine, effects out of it.
 
     def _dispatch(self, events: Iterable[Event]) -> None:
-        """Let the machine handle each event, and perform its effects and those of their outcomes."""
+        """Pass each event to the machine, and perform its effects; pass it their outcomes too."""
         for event in events:
             self._post(event)
             while self._queue:
@@ -523,13 +523,14 @@ class AgentLoop:
     def await_stop(self, workers: Workers, grace_s: float) -> None:
         """Wait until a stop of the workers has ended and no process of theirs is left.
 
-        Hooks of subclasses call this, and so does the end of a run that failed. Here the machine does
-        not decide, and any signal kills. Events that arrive meanwhile stay in the queue.
+        Hooks of subclasses call this, and so does the end of every run. The machine decides nothing
+        here: after a failed run any signal kills the workers, otherwise a second SIGINT does. Events
+        that arrive meanwhile stay in the queue.
         """
         interrupted = self.machine.interrupted
         is_followed = not self._abandoned and self.machine.state is not State.IDLE
         while workers.is_active:
-            # Signals first: once the stop has ended, the caller may wait for another round.
+            # Take signals first: once the stop has ended, the caller may wait for another round.
             while (one := self.signals.take()) is not None:
                 if not self._abandoned:
                     console.warning(
@@ -556,7 +557,7 @@ class AgentLoop:
         self.job.settle()
 
     def _begin_control(self) -> ControlPoint:
-        """Prepare the control point: `holdfast ps` and the other commands find the job there."""
+        """Prepare the control point, at which `holdfast ps` and other commands find the job."""
         control = self.services.control = ControlPoint(self, self.reporter.describe_run)
         self.reporter.observers.add(control)
         self.job.on_answer = control.answered
@@ -573,8 +574,8 @@ class AgentLoop:
     def is_attended(self) -> bool:
         """Whether this is the first second of a run, in which threads start only when they are needed.
 
-        After it the agent starts them in any case, because threads, descriptors or the installed files
-        may become unavailable.
+        After it, the agent starts all of them, because threads, descriptors or the installed files may
+        become unavailable later.
         """
         return not self.workers.blocks and not self.services.is_settled
 
@@ -642,8 +643,7 @@ def signal_notice(machine: Supervision, one: int, grace_s: float, *, interrupted
     if machine.state is State.RUNNING:
         count = len(machine.running)
         whom = "1 worker" if count == 1 else f"{count} workers"
-        limit = f"waiting up to {grace_s:g} s for the exit"
-        return f"{name}: forwarding it to {whom}, {limit}{again}"
+        return f"{name}: forwarding it to {whom}, then waiting up to {grace_s:g} s{again}"
     if machine.state is State.STOPPING:
         return f"{name}: already stopping the workers{again}"
     return f"{name}: stopping"

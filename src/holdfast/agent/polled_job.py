@@ -136,7 +136,7 @@ class PolledJob:
                 raise
 
     def next_round(self, assign: AssignRanks | None = None, *, is_attended: bool = False) -> None:
-        """Wait for the next round with this node; `assign` replaces the exchange of ranks."""
+        """Wait for the next round that includes this node; `assign` replaces the exchange of ranks."""
         group, spec = self.group, self.group.spec
         if isinstance(spec.rdzv_handler, RendezvousHandler):
             spec.rdzv_handler.is_attended = is_attended
@@ -224,7 +224,7 @@ def node_ranks(
 ) -> NodeRanks:
     """Return the ranks of this node's workers. The first node of the round assigns all ranks.
 
-    Calls `is_broken` every `monitor_interval`; once it is true, raises `RoundBroken` instead of
+    Calls `is_broken` every `monitor_interval`; once it returns true, raises `RoundBroken` instead of
     waiting for a node that has left.
     """
     if os.environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") == "1":
@@ -318,7 +318,7 @@ def _await(store: Any, keys: list[str], is_broken: Callable[[], bool], interval_
 
 
 def _has_check(store: Any, keys: list[str]) -> bool:
-    """Whether a store has a working `check`; the one inherited from torch only raises."""
+    """Return whether a store has a working `check`; the default of torch's `Store` only raises."""
     try:
         store.check(keys)
     except Exception:  # noqa: BLE001 (if the store is lost, the next `get` raises)
@@ -341,7 +341,7 @@ def exit_barrier(group: WorkerGroup, timeout_s: float) -> None:
         collectives.wait_for_keys(store, [last], timeout_s)
     except SignalException:
         raise
-    except Exception as problem:  # noqa: BLE001 (each kind of store raises other exceptions)
+    except Exception as problem:  # noqa: BLE001 (stores of different types raise different exceptions)
         console.error(
             f"stopped waiting for the other nodes to finish (limit {timeout_s:g} s): {problem}"
         )

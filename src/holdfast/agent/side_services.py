@@ -1,4 +1,4 @@
-"""The services of an agent besides its workers, in the agent's loop and without a thread.
+"""The services of an agent besides its workers. They run in the agent's loop, without threads.
 
 They are the watchdogs, the health probe and readiness check (`holdfast.observe.health`), samples of
 the workers' progress, the control point, and the early import of the modules that a failure needs.
@@ -237,7 +237,7 @@ def preimport() -> None:
             except ImportError as problem:
                 _warn_of_impairment(problem)
         Keeper.remember_program()
-    except Exception as problem:  # noqa: BLE001 (nothing has failed yet)
+    except Exception as problem:  # noqa: BLE001 (the workers can run without it)
         _warn_of_impairment(problem)
     console.debug("ready for failures")
 

@@ -79,7 +79,7 @@ class WorkerSpec:
     def __post_init__(self) -> None:
         if self.local_world_size < 1:
             raise UsageError(
-                f"local_world_size: {self.local_world_size} workers cannot be started; "
+                f"local_world_size: {self.local_world_size} is not a valid number of workers; "
                 "accepted: a whole number from 1"
             )
         if self.monitor_interval <= 0:

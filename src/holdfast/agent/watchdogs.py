@@ -1,10 +1,10 @@
 """Detects workers that take too long: expired timers, sections, uninterruptible sleep.
 
 Workers set timers through a named pipe (`holdfast.timers`), if the agent's environment enables
-it, and report sections through a page of memory each (`holdfast.worker`). Both expire in the
-same way, as `TimersExpired`: `poll` only reports. The supervision decides which stacks are dumped
-(`dump`) and which processes get which signal (`signal`). The exit is an ordinary event, and the failure
-report names the timer. `blocked_workers` detects uninterruptible sleep.
+it. Each worker reports sections through its own page of memory (`holdfast.worker`). `poll` reports both
+as `TimersExpired`. The supervision decides which stacks to dump (`dump`) and which processes get
+which signal (`signal`). The exit is an ordinary event, and the failure report names the timer.
+`blocked_workers` detects uninterruptible sleep.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Watchdogs:
         self._dump_until = 0.0
         self._timers_failed = self._pages_failed = False  # For the rest of the run.
 
-    # One generation after the other.
+    # Generations.
 
     def begin(self, ranks: Iterable[int], environ: Mapping[str, str]) -> None:
         """Prepare pages and the pipe for the workers of a generation."""
@@ -128,9 +128,8 @@ class Watchdogs:
         """Return the variables that a worker needs."""
         found = self._pages.environment(rank) if self._pages is not None else {}
         if PAGE_ENV not in found and os.environ.get(PAGE_ENV):
-            found[PAGE_ENV] = (
-                ""  # The inherited page is this agent's, as a worker of another agent.
-            )
+            # The agent inherited this page as a worker of another agent.
+            found[PAGE_ENV] = ""
         if self._timers is not None:
             found[FILE_ENV] = self._timers_path
         elif self._timers_failed:
@@ -145,7 +144,7 @@ class Watchdogs:
         self._logs = logs
 
     def ended(self, rank: int) -> None:
-        """Forget a worker that has exited: its pid may soon be another process's."""
+        """Forget a worker that has exited, because another process may get its pid."""
         if self._blocked is not None:
             self._blocked.ended(rank)
         for pid in [pid for pid, one in self._workers.items() if one == rank]:
@@ -246,10 +245,10 @@ class Watchdogs:
         """Return the sections that passed their deadline, by process."""
         late: dict[int, list[FileTimerRequest]] = {}
         for rank, section in pages.take(now):
-            # The process that makes the calls; it may be below a shell.
+            # The process that calls `holdfast.worker`; it may be the child of a shell.
             pid = pages.progress(rank).pid
             if not self._is_ours(pid):
-                # It has another pid in its container, or has left its parent.
+                # The pid is that of a container's namespace, or the process has left its parent.
                 pid = next((pid for pid, one in self._workers.items() if one == rank), 0)
             if pid:
                 timer = reaper.section_timer(section, pid, now, time.time())
@@ -355,7 +354,7 @@ class Watchdogs:
 
 
 def _expired(late: tuple[int, list[FileTimerRequest]]) -> ExpiredTimer:
-    """Return the timer of a late process whose signal it gets."""
+    """Return the timer that decides which signal a late process gets."""
     pid, requests = late
     one = reaper.fatal_of(requests) or requests[0]
     return ExpiredTimer(pid, one.scope_id, one.signal)

@@ -54,7 +54,7 @@ class ProcessSettings(Value):
 
     logs_specs: LogsSpecs
     start_method: str = "spawn"
-    """How functions start, by `multiprocessing`'s names."""
+    """How to start functions: a start method of `multiprocessing`."""
     log_line_prefix_template: str | None = None
     stop_signal: int = signal.SIGTERM
     capture_stderr: bool = True
@@ -133,7 +133,7 @@ class WorkerProcesses:
         )
         keeper = self._obtain_keeper()
         if self._warm is not None and keeper is not None:
-            # While the zygote forks, it may hang in the user's modules and then lose its keeper.
+            # A zygote that hangs in the user's modules may outlive its keeper.
             keeper_client.become_subreaper_if_wanted()
             self._warm.prepare(keeper)
             # While it imports, load what the first start and restart need here.

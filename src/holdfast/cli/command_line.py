@@ -1,7 +1,7 @@
 """Splits a command line of `holdfast run` into flags and script: `[flags] SCRIPT [arguments of the script]`.
 
-What follows the script belongs to the script alone, even if it looks like an abbreviation of a flag of ours. A
-prefix that fits only the spellings of one flag is that flag.
+All words after the script are its arguments, even if they look like flags of ours. A flag can be abbreviated
+to a prefix that no other flag has.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 def split(
     words: list[str], known: Mapping[str, Option]
 ) -> tuple[list[tuple[str, list[str]]], list[str]]:
-    """Return each flag, as written but in full, with its values; then the script with its arguments.
+    """Return each flag, with its name in full, and its values; then the script and its arguments.
 
-    `known` has the options by their spellings. `--flag=value` is one word without values. Unknown flags are
-    returned too, without values.
+    `known` has the options by their spellings. `--flag=value` is one word without values. The result includes
+    unknown flags, without values.
     """
     flags: list[tuple[str, list[str]]] = []
     at = 0
@@ -87,7 +87,7 @@ def _values_of_short(word: str, known: Mapping[str, Option]) -> int:
 
 
 def _fitting(name: str, known: Mapping[str, Option]) -> dict[str, Option]:
-    """Return the options that `name` is, or is a prefix of, by their spelling."""
+    """Return the options with a spelling that is `name` or begins with it, by spelling."""
     if name in known:
         return {name: known[name]}
     if not name.startswith("--"):

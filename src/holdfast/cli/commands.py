@@ -1,4 +1,4 @@
-"""The table of commands. Dispatch, the overview, completion and suggestions are made from it.
+"""The table of commands, for dispatch, the overview, completion and suggestions.
 
 The module of a command is imported when the command is used. It has two functions: `build_parser(name)`
 and `execute(arguments)`.

@@ -66,7 +66,7 @@ examples:
   HOLDFAST_TOKEN_FILE=/etc/jobs/token holdfast coordinator --endpoint head:29400
       for agents on any machine, if they use this token
   holdfast coordinator --endpoint localhost:0
-      at any free port; the first line of output shows the port
+      on any free port; the first line of output shows the port
   holdfast coordinator --endpoint head:29400 --state /var/lib/holdfast/state.json
       with a state file; a restarted coordinator continues from it
   holdfast coordinator --endpoint head --rdzv-conf tls_cert=head.pem,tls_key=head.key
@@ -75,7 +75,7 @@ examples:
       on node1, after node0 is lost: node0 ran the coordinator of the jobs with
       this list
   holdfast coordinator --ha node0,node1,login --rdzv-id my-job
-      on login: a third vote in the cluster of a job of two machines
+      on login: a third vote in the etcd cluster of a job on two machines
 
 SIGINT or SIGTERM stops the coordinator. Agents keep their workers running and
 reconnect when a coordinator runs at the endpoint again.
@@ -98,7 +98,7 @@ def build_parser(name: str) -> CommandParser:
         metavar="HOST[:PORT],...",
         help=f"where to listen; the default port is {DEFAULT_PORT}, 0 means any free port. With a loopback "
         "name, listen on loopback only; with any other name, on every address of this machine. With a list, "
-        "listen at its first endpoint",
+        "listen on its first endpoint",
     )
     parser.add_argument(
         "--take-over",
@@ -170,7 +170,7 @@ def execute(args: argparse.Namespace) -> None:
     token = config.token_for(host, os.environ)
     tls = config.tls_with(token)
     if tls is not None:
-        tls.for_server()  # Raises for an unusable file before the port is bound.
+        tls.for_server()  # If a file is unusable, this raises before the port is bound.
     raise_descriptor_limit()
     state_path = args.state or config.state_file
     places = _endpoint_list(args, config, endpoints, token) if len(endpoints) > 1 else None
@@ -220,7 +220,7 @@ def _own_place(args: argparse.Namespace, endpoints: Sequence[tuple[str, int]]) -
             hint="restart the agent on this machine: it runs the coordinator",
         )
     raise UsageError(
-        f"--take-over: this machine is not in {args.endpoint!r}; accepted: one of the list, after the first"
+        f"--take-over: this machine is not in {args.endpoint!r}; accepted: a list that has it after the first place"
     )
 
 
@@ -333,7 +333,7 @@ def _serve(
         if successor:
             await server.stop(f"a coordinator took over at {successor}")
             raise EnvironmentProblem(
-                f"a coordinator took over at {successor}: the one at {where} ended"
+                f"a coordinator took over at {successor}: the coordinator at {where} stopped"
             )
         if why is None:
             await server.drain(DRAIN_S)

@@ -46,7 +46,7 @@ EXAMPLES = f"""\
 examples:
   holdfast dashboard
   holdfast dashboard nightly --port 0
-      at any free port
+      on any free port
   holdfast dashboard nightly --rdzv-endpoint head:29400 --read-only
   ssh -L {DEFAULT_PORT}:localhost:{DEFAULT_PORT} head
       run this on your own machine to reach a dashboard on head
@@ -68,13 +68,13 @@ def build_parser(name: str) -> CommandParser:
         type=_port,
         default=DEFAULT_PORT,
         metavar="PORT",
-        help=f"the port to serve at; 0 for any free port ({DEFAULT_PORT})",
+        help=f"the port to listen on; 0 for any free port ({DEFAULT_PORT})",
     )
     parser.add_argument(
         "--host",
         default=LOOPBACK,
         metavar="HOST",
-        help=f"the address to serve at; traffic to other machines is not encrypted ({LOOPBACK})",
+        help=f"the address to listen on; traffic to other machines is not encrypted ({LOOPBACK})",
     )
     parser.add_argument(
         "--read-only",

@@ -1,8 +1,7 @@
 """The command `dump`: the Python stacks of workers, on this machine or on all nodes of a job.
 
-On this machine it finds workers in `/proc` and connects to no agent, so it also works if an agent is
-stuck, and for scripts that do not import Holdfast. For all nodes it sends a query to their agents and
-shows equal stacks once.
+On this machine the command finds workers in `/proc` and connects to no agent, so it also works if an agent
+is stuck. For all nodes it queries their agents, and shows identical stacks once.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
     from holdfast.control.job_client import NodeStacks
 
 AT_ONCE = 8
-"""How many workers are dumped at the same time, to show which wait for each other."""
+"""How many workers are dumped at the same time; such stacks show which workers wait for each other."""
 NODES_AT_ONCE = 64
-"""How many nodes get a query at the same time."""
+"""How many nodes the command queries at the same time."""
 BELOW_MAX = 64
 """How many subprocesses of one worker are shown."""
 NOTHING_FOUND = 1
@@ -46,7 +45,7 @@ examples:
   holdfast dump --run-id nightly
       the workers of one job
   holdfast dump --all-nodes
-      the workers of a job on all its nodes, equal stacks once:
+      the workers of a job on all its nodes, identical stacks once:
       31 ranks: all_reduce, train.py:88; rank 7: read, data.py:12
   holdfast dump --subprocesses 4711
       any process, and all its subprocesses
@@ -69,7 +68,7 @@ def build_parser(name: str) -> CommandParser:
         "--all-nodes",
         "--all_nodes",
         action="store_true",
-        help="all nodes of a job, by queries to their agents",
+        help="show all nodes of a job, by querying their agents",
     )
     add_job_flags(parser, operand=False)
     parser.add_argument(
@@ -110,7 +109,7 @@ def execute(args: argparse.Namespace) -> None:
 
 
 def _chosen(args: argparse.Namespace) -> list[LocalWorker]:
-    """Return the chosen workers; processes that are not workers only by their pid."""
+    """Return the chosen workers. Only a pid can choose a process that is not a worker."""
     found = local_workers()
     if args.pids:
         known = {worker.pid: worker for worker in found}
@@ -147,7 +146,7 @@ def _dump(worker: LocalWorker, with_subprocesses: bool) -> str:
 
 
 def _body(stacks: str) -> str:
-    """Return stacks in which no line is mistaken for the head of another process."""
+    """Indent lines that look like the head of another process."""
     return "\n".join(f" {line}" if line.startswith("==") else line for line in stacks.split("\n"))
 
 

@@ -43,10 +43,10 @@ COMPAT_FAILURE = 1
 USAGE = 2
 BUG = 70
 INTERRUPTED = 130
-# The garbage collector runs after this many new objects. A start creates some thousand, which stay alive.
+# The garbage collector runs after this many new objects. A start creates several thousand, which stay alive.
 GARBAGE_MIN = 10_000
-# Modules that others import, and that a plain job does not use before its workers run; a package stands before
-# its modules.
+# Modules that others import, and that a plain job does not use before its workers run. A package precedes its
+# modules.
 POSTPONED = (
     "argparse", "array", "ctypes", "dataclasses", "hmac", "importlib.metadata", "json", "re", "resource", "runpy", "selectors", "string", "struct", "subprocess", "tempfile",
     "termios", "threading", "tokenize", "traceback", "typing",
@@ -129,7 +129,7 @@ def postpone(*names: str) -> None:
 
 
 def _add_to_package(module: PostponedModule) -> None:
-    """If the module's package is postponed too, let it find its modules without being executed."""
+    """If the module's package is postponed too, set its `__path__`, so that imports do not execute it."""
     name, _, last = module.__name__.rpartition(".")
     package = sys.modules.get(name)
     if type(package) is PostponedModule:

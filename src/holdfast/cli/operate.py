@@ -47,7 +47,7 @@ TEXTS: dict[str, tuple[str, str]] = {
         """\
 List the jobs that have an agent of yours on this machine. With --rdzv-endpoint,
 list the jobs of a coordinator; with --rdzv-backend etcd or file, those on etcd or
-in a shared folder. With --ha, list the job that has these machines.
+in a shared folder. With --ha, list the job of these machines.
 """,
         """\
 examples:
@@ -203,7 +203,7 @@ def add_job_flags(parser: argparse.ArgumentParser, *, operand: bool) -> None:
         "--rdzv_backend",
         default="",
         metavar="NAME",
-        help="the backend, if not a coordinator: etcd or file",
+        help="the job's backend, if it has no coordinator: etcd or file",
     )
     parser.add_argument(
         "--rdzv-endpoint",
@@ -273,7 +273,7 @@ async def connect(args: argparse.Namespace) -> JobClient:
 
 
 def print_problem(line: str) -> None:
-    """Print what the output lacks, such as agents that the command waits for or omits."""
+    """Print why the output is late or incomplete, for example that an agent does not respond."""
     print(f"holdfast: {line}", file=sys.stderr, flush=True)
 
 

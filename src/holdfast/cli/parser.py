@@ -1,7 +1,7 @@
-"""argparse parsers with errors of one line; `ScriptParser` is for flags that are followed by a script.
+"""argparse parsers with one-line errors; `ScriptParser` is for flags that are followed by a script.
 
-`ScriptParser` splits the command line (`cli.command_line`) before argparse parses the flags. The exit code of an
-error is 2, and no usage is printed. The flags of `holdfast run` are in `launcher.config`.
+`ScriptParser` splits the command line (`cli.command_line`) before argparse parses the flags. An error exits with
+code 2 and prints no usage. The flags of `holdfast run` are in `launcher.config`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class InvalidFlag(Exception):
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Help with one spelling of each flag; the width is found without importing shutil."""
+    """Help with one spelling of each flag. It does not import shutil to find the width."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         options.setdefault("max_help_position", HELP_INDENT)
@@ -136,7 +136,7 @@ class ScriptParser(CommandParser):
         args: Sequence[str] | None = None,
         namespace: argparse.Namespace | None = None,
     ) -> argparse.Namespace:
-        """Parse a command line; an invalid one ends the process with one line and exit code 2."""
+        """Parse a command line. If it is invalid, print one line and exit with code 2."""
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             self.fail(self._describe_unknown(unknown[0]))

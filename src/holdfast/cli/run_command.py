@@ -143,7 +143,7 @@ def get_args_parser() -> ScriptParser:
 
 
 def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
-    """Parse a command line; an invalid one ends the process with one line and exit code 2."""
+    """Parse a command line. If it is invalid, print one line and exit with code 2."""
     return get_args_parser().parse_args(args)
 
 

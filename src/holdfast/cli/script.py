@@ -64,7 +64,7 @@ def parse_preload(args: Namespace) -> tuple[str, ...]:
     if modules and args.run_path:
         if args.start_method != "spawn":
             how = f"conflicts with --start-method {args.start_method}"
-            reject(text, flag, how, "--start-method spawn, which --preload makes as fast")
+            reject(text, flag, how, "--start-method spawn, which is as fast with --preload")
     elif modules and args.no_python:
         raise UsageError(
             f"{source_of(text, flag)}: conflicts with --no-python: "

@@ -69,7 +69,7 @@ class Listing:
         for at, line in enumerate(lines):
             found = steps.get(line.cause)
             if found is None:
-                # A node may send a message to itself: the last step before this one did.
+                # If a node sent the message to itself, its last such step before this one is the cause.
                 sent = senders.get(line.cause, [])
                 own = [one for one in sent if one < at and lines[one].node == line.node]
                 others = [one for one in sent if lines[one].node != line.node]
@@ -113,7 +113,7 @@ class Listing:
                 waits[later] -= 1
                 if not waits[later]:
                     heapq.heappush(ready, later)
-        # If a file lacks lines, steps can form a cycle. These follow last, in the order of the files.
+        # If a file lacks lines, steps can form a cycle. Such steps come last, in the order of the files.
         return [*order, *sorted(set(range(len(self.lines))).difference(order))]
 
     def index_of(self, step: str, flag: str) -> int:

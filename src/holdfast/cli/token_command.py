@@ -78,14 +78,14 @@ def build_parser(name: str) -> CommandParser:
 
 
 def execute(args: argparse.Namespace) -> None:
-    """Print what the flags request, and nothing else."""
+    """Print the line that the flags request, and nothing else."""
     path = _file()
     if path is None:
         if args.path or args.new:
             raise UsageError(
                 f"{VARIABLE} is set, so the token is not in a file", hint=f"unset {VARIABLE}"
             )
-        token, what = load_token(os.environ), f"{VARIABLE} has the token"
+        token, what = load_token(os.environ), f"{VARIABLE} contains the token"
         assert token is not None
     else:
         made = (args.new or not os.path.lexists(path)) and make_token(path, replace=args.new)

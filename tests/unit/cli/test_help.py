@@ -66,7 +66,7 @@ MISTAKES = """\
 --rdzv-endpoint host x | --rdzv-endpoint: 'host' has no port; accepted: HOST:PORT for the static backend
 --standalone --nnodes 2 x | --nnodes: '2' conflicts with --standalone, which is for one node; accepted: 1
 --preload torch --no-python true | --preload: conflicts with --no-python: only Python workers can be forked from a process that has imported modules
---preload torch --run-path --start-method fork train.py | --preload: 'torch' conflicts with --start-method fork; accepted: --start-method spawn, which --preload makes as fast
+--preload torch --run-path --start-method fork train.py | --preload: 'torch' conflicts with --start-method fork; accepted: --start-method spawn, which is as fast with --preload
 """
 
 

@@ -294,8 +294,10 @@ class SimpleElasticAgent(ElasticAgent):
             with self._loop.signals.raising():
                 return self._invoke_run(role)
         except SignalException as problem:
-            limit = f"waiting up to {self._shutdown_timeout:g} s for the exit"
-            console.warning(f"{problem.sigval.name}: stopping the workers, {limit}")
+            limit = f"{self._shutdown_timeout:g} s"
+            console.warning(
+                f"{problem.sigval.name}: stopping the workers, then waiting up to {limit}"
+            )
             raise
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
