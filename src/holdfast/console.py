@@ -65,7 +65,9 @@ def log(level: int, text: str) -> None:
 
 
 _unfinished = False  # Whether only a part of the last line was written.
-_file_writer: SideThread | None = None  # For a console that is a file: it is ready, and may hang.
+_file_writer: SideThread | None = (
+    None  # For a file, which `poll` reports as ready even if it hangs.
+)
 
 
 def write_line(line: str) -> None:
@@ -149,7 +151,7 @@ def describe(problem: BaseException) -> str:
     name = type(problem).__name__
     try:
         text = str(problem)
-    except Exception:  # noqa: BLE001 (`__str__` may be anybody's)
+    except Exception:  # noqa: BLE001 (a user's `__str__` may raise anything)
         return name
     if len(text) > PROBLEM_CHARS_MAX:
         text = f"{text[:PROBLEM_CHARS_MAX]}…"

@@ -75,8 +75,8 @@ class InternalError(HoldfastError):
     exit_code = 70
 
 
-# The errors of the kernel at a limit of this user or machine. Handling them imports nothing: a process that
-# cannot open files cannot import modules.
+# The errors that the kernel returns at a limit of this user or machine. Handling them imports nothing, because a
+# process that cannot open files cannot import modules.
 SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS, errno.EAGAIN, errno.ENOMEM)
 
 

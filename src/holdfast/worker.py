@@ -86,7 +86,7 @@ class Section:
 
     Blocks may be nested, and several threads may enter them at once; each has its own time. The agent
     watches up to 32 at the same time, and keeps 64 bytes of a name. You may enter one object any number
-    of times, also recursively; creating it once and entering it often saves most of its cost.
+    of times, even recursively. To save most of the cost, create it once and enter it often.
     """
 
     __slots__ = ("_entries", "_name", "_timeout_ns")
@@ -300,7 +300,7 @@ def _claim() -> _Page | None:
             return None
         page = _Page(mmap.mmap(fd, PAGE_BYTES), os.path.dirname(path))
     finally:
-        os.close(fd)  # The mapping keeps its own, and the lock with it.
+        os.close(fd)  # The mapping keeps its own descriptor, and so the lock.
     if page.words[0] != MAGIC:
         return None
     for slot in range(SLOTS):  # A process that had the page before and died may have filled them.

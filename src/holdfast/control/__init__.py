@@ -1,4 +1,4 @@
-"""Watching and steering running jobs, both ends.
+"""Watching and steering running jobs: the agent's side and the client's.
 
 In an agent, `control_point` listens and `node_server` answers, in a thread that the first client starts;
 `port_server` admits clients from other hosts and `log_streams` reads the workers' files. For clients,

@@ -83,7 +83,7 @@ START_S = 1.0
 class ControlPoint:
     """The control socket of one agent, for one run. Call methods from the agent's loop unless noted.
 
-    It observes the run; `describe_run` returns the event that preceded it.
+    It observes the run. `describe_run` returns the run's first event, which it missed.
     """
 
     name = "the events for control clients"
@@ -102,12 +102,12 @@ class ControlPoint:
         self._waiting: list[tuple[Callable[[NodeServer], object], Callable[[], object]]] = []
         """Calls of `_serve` while the server is starting."""
         self._lock: threading.Lock | None = None
-        """Guards the server. Most runs of one node need no thread, and `threading` is slow to import."""
+        """Guards the server. None until it is needed, because `threading` is slow to import."""
         self._wakeup = -1
         self._calls: deque[Callable[[], None]] = deque()
         self._requests: deque[tuple[Request, Future[RequestAnswer]]] = deque()
         self._pending: list[tuple[str, Future[RequestAnswer]]] = []
-        """The requests at the membership, by id. Several clients may repeat one id."""
+        """The requests that the membership has not answered, by id. Several clients may repeat one id."""
         self._is_closed = False
 
     def open(self) -> None:
@@ -271,7 +271,7 @@ class ControlPoint:
         return [*self._events]
 
     def watched(self, watch: Watch) -> None:
-        """Start to report to the coordinator, which requested this for its clients."""
+        """Start reporting to the coordinator, which requested this for its clients."""
         self._serve(lambda server: server.watch(watch), lambda: None)
 
     def _adopt_client(self, connection: socket.socket, address: str) -> None:
@@ -327,7 +327,7 @@ class ControlPoint:
             use(server)
 
     def _begin_start(self) -> bool:
-        """Start the server in a thread, unless one does so already; return False if no thread starts."""
+        """Start the server in a thread, unless that has begun; return False if no thread can start."""
         if self._starting is None:
             starting = threading.Thread(
                 target=self._start_server, name="holdfast-control-start", daemon=True

@@ -1,10 +1,10 @@
-"""Finding jobs: on this machine, at a coordinator, and where agents store their ports.
+"""Finds jobs: on this machine, at a coordinator, and in the etcd or folder where agents store their ports.
 
 Every agent has a socket in its user's runtime folder, so a client on the same machine needs nothing
 else. From another machine the client connects to the coordinator. A job without a coordinator is
 listed in a directory: its agents store their ports in etcd (also that of `--ha`) or in a shared folder.
-Whoever can read that, and has the job's token if there is one, can connect. Discovery writes nothing
-there. Reading a directory may block, so it happens in a thread.
+A client that can read the directory, and has the job's token if there is one, can connect. Discovery
+writes nothing to a directory. Reading one may block, so it happens in a thread.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ async def local_jobs(on_problem: Callable[[str], None] = _ignore) -> list[LocalJ
     """Return the jobs of this user's agents on this machine; remove the sockets of dead agents.
 
     Agents of another version, and agents that do not respond, are omitted. `on_problem` receives one line about
-    each of the former, and one about all agents that have not responded within `LATE_S`.
+    each agent of another version, and one about all agents that have not responded within `LATE_S`.
     """
     try:
         paths = agent_sockets()
@@ -319,7 +319,7 @@ class EtcdDirectory(Directory):
 
 
 class HaDirectory(EtcdDirectory):
-    """The one job of the etcd of `--ha`."""
+    """The only job in the etcd of `--ha`."""
 
     unreadable_hint = "--ha, --rdzv-id and the token must be those of the job"
 

@@ -65,14 +65,14 @@ class Stage(StrEnum):
 
 
 def stall_limit_s(step_s: float) -> float:
-    """Return after how long without a step a worker stalled, by the usual duration of a step."""
+    """Return how long a worker may make no step before it counts as stalled; `step_s` is usual."""
     return max(STALL_STEPS * step_s, STALL_S)
 
 
 ENDING_STAGES = (Stage.DETECT, Stage.STOP)
 """The stages of a restart that end a generation."""
 STARTING_STAGES = (Stage.REGROUP, Stage.START, Stage.WARMUP)
-"""Those that start the next one."""
+"""The stages of a restart that start the next generation."""
 RESTART_STAGES = ENDING_STAGES + STARTING_STAGES
 
 
@@ -177,7 +177,7 @@ class Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
     stopping_at: ClockTime | None = None
     stopped_at: ClockTime | None = None
     repeated_at: ClockTime | None = None
-    """The time from which on a later generation repeated the steps."""
+    """A later generation repeated the steps that were made after this time."""
     first_step: int | None = None
     last_step: int | None = None
     goes_back: bool = False
@@ -215,7 +215,10 @@ class Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def trouble_at(self) -> float | None:
-        """When the problem that ended this generation began; None if it runs, or only another node knows."""
+        """When the problem that ended this generation began.
+
+        None if the generation still runs, or if only another node knows.
+        """
         if self.stopping_at is None:
             return None
         healthy = self.healthy_until(self.stopping_at)
@@ -323,7 +326,7 @@ def job_end(ends: Iterable[RunEnd]) -> RunEnd:
 def end_of(one: Generation, following: Generation | None) -> tuple[str, str]:
     """Return how a generation ended, and why.
 
-    How is `succeeded`, `failed`, `lost`, `regrouped`, `stopped` or `unknown`.
+    The first text is `succeeded`, `failed`, `lost`, `regrouped`, `stopped` or `unknown`.
     """
     why = following.why if following is not None else ""
     if one.reason == StopReason.SIGNAL.value:
@@ -616,7 +619,7 @@ class History:
         is_requested = event.reason is StopReason.REQUESTED
         one.detail = self._requested if is_requested else one_line(event.detail, WHY_CHARS_MAX)
         self.node_state = NodeState.STOPPING
-        # Otherwise, other nodes' workers may be running.
+        # After a success here, other nodes' workers may still be running.
         if event.reason is not StopReason.SUCCEEDED:
             self.job_state = JobState.RECOVERING
 

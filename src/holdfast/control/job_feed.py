@@ -103,7 +103,7 @@ class Feed:
             except TimeoutError:
                 pass
             self._soon.clear()
-            # Some nodes may never report: lost ones, and those that are unreachable from here.
+            # Lost nodes, and nodes that are unreachable from here, may never report.
             summary = await client.status(watch=True, wait_s=0.0)
 
     def _look_for_history(self, now: float) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from holdfast.wire.messages import JobSummary, LogLines, LogsQuery, NodeSummary
 
 BEGIN_EVERY_S = 0.5
-"""How often the client checks for nodes that it does not follow yet, at most."""
+"""The minimum time between two checks for nodes that the client does not follow yet."""
 NODES_SHOWN = 10
 RANKS_MAX = 65_536
 
@@ -76,7 +76,7 @@ class _Following:
         """Fails with the first exception of a reader that is not about its node."""
         self._problems: dict[str, ControlProblem] = {}
         self._known: set[str] = set()
-        """Nodes that showed something."""
+        """Nodes whose output was shown."""
         self._changed = asyncio.Event()
 
     def cancel(self) -> None:
@@ -125,7 +125,7 @@ class _Following:
                 await self._begin()
             except ControlProblem:
                 self._changed.set()  # Readers continue until there are no more events.
-            await asyncio.sleep(BEGIN_EVERY_S)  # One start is many events.
+            await asyncio.sleep(BEGIN_EVERY_S)  # One start causes many events.
 
     async def _begin(self) -> None:
         names = await self._chosen()

@@ -94,7 +94,7 @@ class Header(msgspec.Struct, kw_only=True):
     rate: float | None = None
     """The median of all ranks, in steps per second."""
     measured: int = 0
-    """Members whose histories the generations are made from; see `HISTORY_NODES_MAX`."""
+    """Members whose histories the generations come from; see `HISTORY_NODES_MAX`."""
     marked: int = 0
     """Ranks that are slow, behind or stalled."""
     cpu: float | None = None

@@ -1,4 +1,4 @@
-"""Control clients at an agent's port: each must prove the port's key before it may send a query.
+"""Control clients at an agent's port: each must prove that it has the port's key before it sends a query.
 
 The limits are those of a coordinator's port (`coordinator.admission`), but smaller: the number of
 unfinished handshakes is limited, and a flood evicts its own connections first. Everything runs in the
@@ -36,7 +36,7 @@ SWEEP_S = 30.0
 
 
 class PortClient(Client):
-    """A client that has proven the key of the port."""
+    """A client that has proven that it has the port's key."""
 
     def __init__(self, server: NodeServer, peer: ServerConnection) -> None:
         super().__init__(server)
@@ -103,7 +103,7 @@ class PortServer:
         self._sweep_later()
 
     def check_hello(self, peer: ServerConnection, hello: Hello) -> None:
-        """Accept a client that has proven the key, or refuse it."""
+        """Accept a client that has proven that it has the key, or refuse it."""
         self._acceptor.finished(peer)
         run_id = self._own.credentials.run_id
         if hello.run_id != run_id and not (hello.read_only and not hello.run_id):

@@ -3,7 +3,7 @@
 It is `$XDG_RUNTIME_DIR/holdfast`, or `/tmp/holdfast-UID` if `$XDG_RUNTIME_DIR` is not a folder. Only the
 user can access it (0700), so no other user can connect to a socket in it, create one, or list them.
 
-Connections to these sockets have no handshake. The name of a socket has the protocol version of its agent.
+Connections to these sockets have no handshake. The name of a socket contains the protocol version of its agent.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def place_of(text: str) -> str:
     """Return the innermost frame of the main thread: `all_reduce, train.py:88`.
 
     py-spy writes `all_reduce (lib/train.py:88)`, Python itself `File "lib/train.py", line 88 in
-    all_reduce`. Otherwise the first line counts.
+    all_reduce`. For any other text, return its first line.
     """
     main = text.partition('"MainThread"')[2] or text.partition("Current thread")[2] or text
     found = re.search(r"^ +(\S.*) \((.+):(\d+)\)$", main, re.MULTILINE)

@@ -61,7 +61,7 @@ class Progress(Struct, kw_only=True):
     heat: list[list[float | None]]
     """Rates relative to the median at that time: a row for each of `heat_ranks`."""
     heat_ranks: list[str]
-    """A rank, or a range of ranks, whose row is that of the slowest."""
+    """The names of the rows: a rank, or a range of ranks, whose row shows the slowest of them."""
     slowest: list[RankSummary]
     reporting: int
 
@@ -72,14 +72,14 @@ class Samples(NamedTuple):
     of: dict[int, list[tuple[float, int]]]
     """By rank, times and the steps that were made by then."""
     ended: dict[int, float]
-    """By rank, when the worker exited, or else was stopped."""
+    """By rank, when the worker exited or was stopped."""
     node_of: dict[int, str]
     step_s: float
     """The median duration of a step."""
 
 
 def progress_of(generations: Sequence[Samples], end_s: float) -> Progress:
-    """Return the steps and rates until `end_s`; the generations are in their order."""
+    """Return the steps and rates until `end_s`; the generations are in order."""
     width = end_s / INTERVALS
     ranks = sorted({rank for one in generations for rank in one.of})[:RANKS_MAX]
     series = {rank: _series(rank, generations, width, end_s) for rank in ranks}

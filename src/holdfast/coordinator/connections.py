@@ -5,9 +5,10 @@
     accepted ── TLS, if enabled ───► HANDSHAKE ── token proven ──► OPEN ──► closed
                                         └── too slow, invalid, too many ─────┘
 
-`Framing` turns received bytes into messages, and frames into the bytes to send: the handshake, seals and parts of
-either end. `ServerConnection` is the end that accepts: of the coordinator, and of an agent's control port.
-`ClientConnection` is the end that connects (`coordinator.connect` opens it).
+`Framing` turns received bytes into messages, and frames into the bytes to send. It performs the handshake, seals
+frames, and splits large messages into parts, for either end. `ServerConnection` is the end that accepts: of the
+coordinator, and of an agent's control port. `ClientConnection` is the end that connects (`coordinator.connect`
+opens it).
 
 No peer can delay another. All connections of a loop read into one shared buffer, so an idle connection needs almost
 no memory. Data that a peer does not read is kept up to a limit; then the server drops the peer. This module does not
@@ -110,7 +111,7 @@ class Framing:
     def receive(self, data: memoryview) -> Iterator[Message | bytes]:
         """Yield the messages that these bytes complete, and bytes to send; stop once the connection closes.
 
-        When the handshake is complete, bytes follow, even if they are empty.
+        The step that completes the handshake yields bytes, even if they are empty.
         """
         if not self.has_received:
             self.has_received = True
@@ -224,7 +225,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.run_id = ""
         """The job in its hello; empty for an operator."""
         self.read_only = False
-        """Whether it may change nothing."""
+        """Whether the client may only read."""
         self.attached: tuple[str, str] | None = None
         """The job and node that respond to queries over it."""
         self.node = ""
@@ -453,7 +454,7 @@ class UnreadReplies:
         self._measure(peer)
         if self._total <= self._bytes_max:
             return []
-        for one in [*self._unread]:  # Peers may have read much of it since, or it is not sent yet.
+        for one in [*self._unread]:  # Peers may have read much since, or some data is not sent yet.
             one.flush()
             self._measure(one)
         if self._total <= self._bytes_max:

@@ -1,8 +1,8 @@
 """The coordinator's server: it passes messages between the nodes and the machine in `core.coordinator_machine`.
 
 The machine decides everything about jobs. The server determines which node sent a message, passes the message to
-the machine, and sends each answer over the newest connection of its node. All data for one node in one
-iteration of the loop is one write.
+the machine, and sends each answer over the newest connection of its node. In each iteration of the loop, it
+writes all data for one node at once.
 
 Use: in a running loop, `CoordinatorServer(listener, ...)` serves immediately. `drain` waits until nodes have
 received their job's outcome. `stop` closes everything. Nothing here blocks or raises because of a peer: a faulty
@@ -77,9 +77,9 @@ READ_ONLY_MESSAGES = (Query, Goodbye)
 class CoordinatorServer:
     """A coordinator behind one listening socket.
 
-    With the token of one job it serves only that job: `run_id`, or else the first job that proves the token.
-    Agents may also dial `advertised_port`, which is forwarded here. `on_node` receives job, node and
-    address of each node that connects.
+    With the token of one job it serves only that job: `run_id`, or if that is empty, the job of the first client
+    that proves the token. Agents may also dial `advertised_port`, which is forwarded here. `on_node` receives job,
+    node and address of each node that connects.
     """
 
     def __init__(

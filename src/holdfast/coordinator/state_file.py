@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 UNFINISHED_KEEP_S = 24 * 3600.0
 """A job that starts again later than this is a new job with the same name."""
 STORE_S = 2.0
-"""How long nodes wait for a decision to be stored. A slower file system must not stop a job; then the
-coordinator continues and warns that the file is behind."""
+"""How long nodes wait for a decision to be stored. If the file system is slower, the coordinator continues the
+job and warns that the file is behind."""
 CLOSE_S = 1.0
 BYTES_MAX = 64 * 1024 * 1024
 
@@ -66,7 +66,7 @@ class StateFile:
         self._thread.start()
 
     def save(self, saved_jobs: list[SavedJob], done: Callable[[str], None]) -> None:
-        """Store these; then call `done`, in another thread, with the problem or an empty text.
+        """Store these jobs; then call `done`, in another thread, with the problem or an empty text.
 
         Writes run one at a time. If several wait, only the last one is performed, and only its `done` is called.
         """

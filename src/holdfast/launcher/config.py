@@ -1,11 +1,11 @@
-"""`LaunchConfig` has everything that one agent needs to run a job; `FLAGS` sets it on the command line.
+"""`LaunchConfig` has everything that one agent needs to run a job; `FLAGS` are the flags that set it.
 
 A flag has a row in `FLAGS` and usually a field in `LaunchConfig`. `cli.run_command` copies the value.
 `core.job_settings` declares the settings on which all nodes must agree; the row of such a flag has the `key`
 of its setting.
 
 Creating a config has no effects: it creates no directory, sets no variable, and copies the mappings of the
-caller. It does not check what only the launch can find out, such as whether the coordinator is reachable.
+caller. Some problems, such as an unreachable coordinator, are found only at launch.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class LaunchConfig:
         Where this node serves Prometheus metrics. Port 0 selects a free port, `None` turns this off; the
         default address is loopback.
     dashboard_port
-        The port at which the agent of the first node serves the dashboard of the job, on loopback. 0 selects
+        The port on which the agent of the first node serves the dashboard of the job, on loopback. 0 selects
         a free port, `None` turns this off.
     standalone
-        Whether the job is independent of other machines. If it is not, and a job of one node names an
-        endpoint, its workers' store is at this host's name, as with torchrun.
+        Whether the job is independent of other machines. If a job of one node is not, and names an endpoint,
+        its workers' store has this host's address, as with torchrun.
     story
         The file to which this node's agent appends every step, with its cause; `-` for standard error.
         The variable `HOLDFAST_DEBUG` is the default.
@@ -145,7 +145,7 @@ class Flag(Value):
     convert: Callable[[str, str], object] = values.as_is
     """Turns (text, flag) into the value."""
     field: str = ""
-    """The field of `LaunchConfig` that has the value. `cli.run_command` uses a flag without one itself."""
+    """The field of `LaunchConfig` that has the value. Empty: `cli.run_command` uses the value itself."""
     key: str = ""
     """The key of `rdzv_configs` that has the value."""
     short: str = ""
@@ -178,7 +178,7 @@ class Flag(Value):
         ]
 
     def default_now(self) -> object:
-        """Return the default. If a variable holds it, it is text that is not converted yet."""
+        """Return the default. A default from a variable is text, which is not converted yet."""
         text = os.environ.get(self.variable) if self.from_environment else None
         if text is not None:
             return values.FromEnvironment(text, self.variable)
@@ -208,7 +208,7 @@ FLAGS = (
     ),
     Flag(
         WORKERS, "--start-method", "spawn", "HOW",
-        "how Python function workers start: spawn, fork or forkserver (spawn)",
+        "how workers that are Python functions start: spawn, fork or forkserver (spawn)",
         values.word_of(START_METHODS), field="start_method", choices=START_METHODS,
     ),
     Flag(
@@ -289,7 +289,7 @@ FLAGS = (
     ),
     Flag(
         OUTPUT, "--duplicate-stderr-filters", [], "TEXTS",
-        "the same for stderr; write a comma within a text as two",
+        "the same for stderr; write a comma within a text as two commas",
         values.filters, field="duplicate_stderr_filters",
     ),
     _switch(
@@ -328,7 +328,7 @@ FLAGS = (
     ),
     Flag(
         RENDEZVOUS, "--nnodes", "1:1", "N|MIN:MAX",
-        "number of nodes; additional ones are standbys, ready to replace a lost one (1)",
+        "number of nodes; additional nodes are standbys, ready to replace a lost node (1)",
     ),
     Flag(
         RENDEZVOUS, "--spares", 0, "K",

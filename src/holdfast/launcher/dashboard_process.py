@@ -1,9 +1,9 @@
 """The dashboard of `--dashboard`: a child process of the first node's agent.
 
 It starts with the first generation in which this node has rank 0 and continues through restarts. If it has
-exited by the next generation, it starts again. It holds one end of a pipe, and the agent the other, so it
-ends with the agent, even if the agent is killed. The agent imports none of its code and does not wait for
-it. The dashboard reports its own errors, on standard error.
+exited by the next generation, it starts again. A pipe connects it to the agent, so it exits when the agent
+exits, even if the agent is killed. The agent imports none of its code and does not wait until it has
+started. The dashboard reports its own errors, on standard error.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from holdfast.processes.logs.specs import LogsSpecs
 
 END_S = 2.0
-"""How long it may take to exit when the agent ends; after that it is killed."""
+"""How long the dashboard may take to exit when the agent ends; then the agent kills it."""
 
 
 class DashboardProcess:
-    """At most one process at a time."""
+    """Runs the dashboard, in at most one process at a time."""
 
     name = "the dashboard"
 

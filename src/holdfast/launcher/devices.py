@@ -1,8 +1,8 @@
 """The number of accelerators of this machine, found without importing PyTorch in this process.
 
-NVIDIA GPUs are counted in the driver's files and in `CUDA_VISIBLE_DEVICES`. PyTorch counts the devices, in a
-child process, only if there are signs of another kind of accelerator. If this process has imported PyTorch
-already, PyTorch counts all devices. Nothing checks whether a device works.
+This module reads the number of NVIDIA GPUs from the driver's files and `CUDA_VISIBLE_DEVICES`. Only if there are
+signs of another kind of accelerator does it start a child process, in which PyTorch counts the devices. If this
+process has already imported PyTorch, PyTorch counts all devices. Nothing checks whether a device works.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def accelerator_count() -> int:
 
 
 def named_backend_count(name: str) -> int:
-    """Return the devices of an out-of-tree PyTorch backend such as `npu`, 0 if it is unknown."""
+    """Return the number of devices of an out-of-tree PyTorch backend such as `npu`, 0 if it is unknown."""
     return torch_count(name) if has_foreign_backend() else 0
 
 
@@ -94,7 +94,7 @@ def nvidia_count() -> int:
 
 
 def has_foreign_backend() -> bool:
-    """Return whether a package adds a backend to PyTorch when that is imported."""
+    """Return whether an installed package adds a backend to PyTorch."""
     return bool(metadata.entry_points(group="torch.backends"))
 
 
@@ -121,7 +121,7 @@ def torch_count(kind: str) -> int:
 
 
 def _is_torch_here() -> bool:
-    """Whether this program has imported PyTorch itself, and its workers have the same one."""
+    """Whether this program has imported PyTorch itself, and its workers use the same installation."""
     return "torch" in sys.modules and not os.environ.get("PYTHON_EXEC")
 
 

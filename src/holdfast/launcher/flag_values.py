@@ -1,7 +1,7 @@
-"""The values of flags: from text to a number, a signal, a list, ...
+"""Converts the text of flags to values: numbers, signals, lists, ...
 
-Each function raises a `UsageError` of one line for text that is not valid. It names the flag; or the
-`PET_` variable, if the text is a `FromEnvironment`. Nothing here starts or creates anything.
+Each function raises a one-line `UsageError` for text that is not valid. The error names the flag, or the
+`PET_` variable if the text is a `FromEnvironment`. Nothing here starts or creates anything.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def seconds(text: str, flag: str) -> int | float:
 
 
 def check_seconds(value: float, *, source: str, given: object = None) -> None:
-    """Reject a time that is not a deadline; `given` is the text, if it was written as text."""
+    """Reject a time that is negative, infinite or not a number; `given` is its text, if it was text."""
     if not 0 <= value < float("inf"):  # NaN fails both comparisons.
         shown = value if given is None else given
         raise UsageError(
@@ -134,7 +134,7 @@ def on_or_off(text: str, flag: str) -> bool:
 
 
 def word_of(choices: Iterable[str]) -> Callable[[str, str], str]:
-    """Return what parses one of these words."""
+    """Return a parser that accepts only these words."""
 
     def parse(text: str, flag: str) -> str:
         if text not in choices:
@@ -205,9 +205,9 @@ def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
 def determine_local_world_size(nproc_per_node: str) -> int:
     """Return the number of workers on this node for a value of `--nproc-per-node`.
 
-    A number is itself. `cpu` is the number of CPUs that this process may use. `gpu` and `xpu` are the
-    numbers of these devices. `auto` is the number of devices of any accelerator, or that of `cpu` without
-    one. The name of a backend that a package adds to PyTorch, such as `npu`, is the number of its devices.
+    A number is returned as it is. `cpu` is the number of CPUs that this process may use. `gpu` and `xpu` are
+    the numbers of these devices. `auto` is the number of accelerators of any kind, or that of CPUs if there
+    are none. The name of a backend that a package adds to PyTorch, such as `npu`, is the number of its devices.
     The agent never imports PyTorch: see `holdfast.launcher.devices`.
     """
     flag = "--nproc-per-node"
@@ -233,7 +233,7 @@ def _device_count(nproc_per_node: str, flag: str, word: str) -> int:
     found = devices.gpu_count() if word == "gpu" else devices.xpu_count()
     if found == 0:
         accepted = "a whole number, cpu or auto"
-        reject(nproc_per_node, flag, "found no such device on this machine", accepted)
+        reject(nproc_per_node, flag, "matches no device on this machine", accepted)
     return found
 
 

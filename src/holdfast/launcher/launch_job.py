@@ -60,7 +60,7 @@ OS_ERROR_HINTS = {
 
 
 def refusal_behind(problem: Exception) -> EnvironmentProblem | None:
-    """Return what the machine refused, or None for an error that is not about its limits."""
+    """Return an error with a hint if a limit of this machine caused the problem; otherwise None."""
     if not isinstance(problem, OSError):
         return find_shortage(problem)
     remedy = OS_ERROR_HINTS.get(problem.errno or 0) or shortage_hint(problem.errno)
@@ -192,7 +192,8 @@ def _run(launch: Launch, health_check_server: HealthServer | None) -> dict[int, 
 def close_for_all(handler: RendezvousHandler) -> None:
     """End a failed job for the other nodes too, unless a coordinator has done so already.
 
-    Otherwise the others would wait for this node to rejoin. A problem with this does not replace the failure.
+    Otherwise the others would wait for this node to rejoin. If the handler raises, this prints a warning, and the
+    job still reports its own failure.
     """
     if follows_views(handler):
         return
@@ -212,8 +213,8 @@ def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
     """Return the rendezvous of this node. A job of one node alone needs no network."""
     if not 1 <= config.min_nodes <= config.max_nodes:
         raise UsageError(
-            f"--nnodes: {config.min_nodes}:{config.max_nodes} is not a range of nodes; accepted: from 1, "
-            "the maximum not below the minimum"
+            f"--nnodes: {config.min_nodes}:{config.max_nodes} is not a range of nodes; accepted: MIN:MAX, "
+            "from 1, MIN <= MAX"
         )
     local_addr = config.local_addr or own_address_if_named(config)
     if needs_no_others(config):
@@ -254,7 +255,7 @@ def parameters_of(
 
 
 def store_access_of(config: LaunchConfig) -> str:
-    """Return which clients the workers' store of a job on one node serves; all, by default."""
+    """Return which clients the workers' store of a one-node job serves; by default, all."""
     if config.rdzv_configs.get("store") is None:
         return "open"
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters, value_of
@@ -287,7 +288,7 @@ def needs_no_others(config: LaunchConfig) -> bool:
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Split `host:port`; an IPv6 address stands in brackets."""
+    """Split `host:port`; an IPv6 address is in brackets."""
     host, colon, port = endpoint.strip().rpartition(":")
     if not colon or not host or "," in host or not port.isdecimal() or int(port) > 65535:
         raise UsageError(
@@ -422,7 +423,7 @@ def write_report(error: ChildFailedError, path: str, launch: Launch, generation:
 def discard_logs(specs: Any, *, ran: bool) -> None:
     """Remove a temporary log directory that has nothing to keep.
 
-    If the job could not run, the directory can be empty although streams were to be written there.
+    If the job could not run, the directory may be empty even if the workers' output goes there.
     """
     if getattr(specs, "keeps_nothing", False):
         specs.discard_if_temporary()

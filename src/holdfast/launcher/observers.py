@@ -1,8 +1,7 @@
 """The observers of a launch: the recorders of events and metrics that the config requests.
 
-They do not delay the start. Lifecycle events are buffered until the workers run, and the start postpones
-`event_recorder`: it is executed while the workers start or, if only a failed run keeps its records, when
-the run has failed.
+They do not delay the start. Until the agent has started the workers, lifecycle events are buffered and the
+import of `event_recorder` is postponed; if only a failed run keeps its records, until the run has failed.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     Import = tuple[str, tuple[str, ...]]
-    """A module, and the names that `from` takes out of it."""
+    """A module, and the names that `from` imports from it."""
 
 
 class Setting(Value):
@@ -190,7 +190,7 @@ def find_module(name: str, places: Sequence[PathEntry]) -> FoundModule | None:
 def _step(full_name: str, places: Sequence[PathEntry]) -> FoundModule | None:
     """Find a module in the first place that has it.
 
-    Directories without an `__init__.py` are one package together, unless a later place has a module.
+    Directories without an `__init__.py` form one package, unless a later place has a module of that name.
     """
     # `PathFinder` does not work here: the parent package would have to be imported.
     portions: list[PathEntry] = []
@@ -214,8 +214,8 @@ def installed_among(
 ) -> list[str]:
     """Return the modules that imports bring in and that are installed, each once, in order.
 
-    `from a import b` brings in `a`, and `a.b` if that is a module. With `missing_counts` a module
-    counts as installed too if its package is in none of the places.
+    `from a import b` brings in `a`, and `a.b` if that is a module. With `missing_counts`, a module
+    whose package is in none of the places also counts as installed.
     """
     names: dict[str, None] = {}
     for module, members in imports:

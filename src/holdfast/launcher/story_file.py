@@ -4,9 +4,9 @@ One line per step, its fields separated by tabs::
 
     STEP  CAUSE  STATE  EVENT  EFFECTS
 
-`STEP` is `node/machine#number`. `CAUSE` is the step that led to this one, or the message that caused it
-(`n1/status#5`, `n1/view#2.7`); the effects of the step that sent it list the message. So a failure can be
-traced across all nodes. One write appends one line, so several agents can share a file. There are no
+`STEP` is `node/machine#number`. `CAUSE` is the step that led to this one, or the message that did
+(`n1/status#5`, `n1/view#2.7`). The effects of the step that sent a message list that message, so a failure
+can be traced across all nodes. One write appends one line, so several agents can share a file. There are no
 times: the clocks of hosts differ, and `holdfast story` orders steps by their causes.
 """
 
@@ -51,7 +51,7 @@ class StoryFile:
             self._fd = os.dup(2) if path == STDERR else os.open(path, flags, 0o644)
         except OSError as problem:
             raise UsageError(
-                f"{source}: {path!r} cannot be written: {problem.strerror}; accepted: a file, or "
+                f"{source}: cannot write {path!r}: {problem.strerror}; accepted: a file, or "
                 "- for standard error"
             ) from None
         self._writer = SideThread("holdfast-story", WRITE_S)
@@ -70,7 +70,7 @@ class StoryFile:
             self._writer.call(os.write, self._fd, line_of(step).encode(errors="replace"))
         except OSError as problem:
             Story.sink = None
-            console.warning(f"the story ends here: {problem.strerror or problem}")
+            console.warning(f"stopped writing the story: {problem.strerror or problem}")
 
 
 def line_of(step: Step) -> str:

@@ -48,8 +48,7 @@ def cpus_of(machine: Machine, mode: str, gpu: int, allowed: Iterable[int]) -> li
     """Return the CPUs for the worker that uses this GPU, in ascending order; at least one."""
     if gpu >= len(machine.gpus):
         raise EnvironmentProblem(
-            f"worker {gpu} has no GPU: the machine has {counted(len(machine.gpus), 'GPU')} "
-            "visible here"
+            f"worker {gpu} has no GPU: {counted(len(machine.gpus), 'GPU')} visible on this machine"
         )
     known = _allowed_part(machine, frozenset(allowed))
     at = machine.gpus[gpu]
@@ -105,7 +104,7 @@ def _own_cores(near: tuple[Cpu, ...], node: int, position: int, sharers: int) ->
 
 
 def _core_complex(near: tuple[Cpu, ...], position: int) -> tuple[Cpu, ...]:
-    """Return one group of CPUs that share a cache: the largest first, then by number."""
+    """Return a group of CPUs that share a cache. Larger groups come first, then lower numbers."""
     if any(cpu.complex is None for cpu in near):
         raise EnvironmentProblem("the kernel does not report which CPUs share a cache")
     groups = _grouped(near, lambda cpu: cpu.complex or 0)

@@ -1,8 +1,8 @@
-"""`NumaOptions`, which say how to bind workers to CPUs near their GPUs, and the resulting CPUs on this machine.
+"""Selects the CPUs near each worker's GPU on this machine, according to `NumaOptions`.
 
-This module only selects the CPUs. The worker's process binds itself before its program starts, so all its threads
-and children are bound, and the agent is not. There is no memory policy: the kernel allocates memory near the CPU
-that first uses it.
+This module binds no worker. The worker's process binds itself before its program starts, so all its threads and
+children are bound, and the agent is not. There is no memory policy: the kernel allocates memory near the CPU that
+first uses it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AffinityMode(str, Enum):  # noqa: UP042 (StrEnum's text differs from PyTor
     EXCLUSIVE = "exclusive"
     """Cores of the NUMA node that no other GPU's worker gets."""
     CORE_COMPLEX = "core-complex"
-    """Cores of the NUMA node that share one cache; each GPU has another cache if there are enough."""
+    """Cores of the NUMA node that share one cache; each GPU gets its own cache if there are enough."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def _decide(mode: str, local_ranks: Iterable[int], root: str) -> dict[int, list[
     if gpus.models:
         _log_once(
             f"--numa-binding {mode}: there are GPUs of several models ({', '.join(gpus.models)}); "
-            "workers are bound as if they were numbered by PCI address; "
-            "set CUDA_DEVICE_ORDER=PCI_BUS_ID to make CUDA number them so"
+            "workers are bound as if GPUs were numbered by PCI address; "
+            "set CUDA_DEVICE_ORDER=PCI_BUS_ID to make CUDA use this order"
         )
     allowed = os.sched_getaffinity(0)
     chosen = {rank: affinity.cpus_of(machine, mode, rank, allowed) for rank in local_ranks}

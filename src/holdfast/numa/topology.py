@@ -112,7 +112,7 @@ class Gpu(Value):
 
 
 class Gpus(Value):
-    """The cards that workers see, by their numbers there."""
+    """The cards that workers see, in the order in which workers number them."""
 
     cards: tuple[Gpu, ...]
     models: tuple[str, ...] = ()
@@ -139,7 +139,7 @@ def _visible(cards: list[Gpu], variable: str, env: Mapping[str, str]) -> list[Gp
         return cards
     if any(entry.strip().startswith("MIG-") for entry in visible.split(",")):
         raise EnvironmentProblem(
-            f"{variable}={visible!r} names parts of GPUs, whose GPUs are unknown"
+            f"{variable}={visible!r} names MIG devices, and the GPU of a MIG device is unknown"
         )
     if "GPU-" in visible and not all(card.unique for card in cards):
         raise EnvironmentProblem(

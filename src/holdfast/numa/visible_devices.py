@@ -37,7 +37,7 @@ def one_device_each(inherited: Mapping[str, str], local_rank: int) -> dict[str, 
         if inherited.get(name):
             shown[name] = _own_entry(name, inherited[name], local_rank)
     if ALWAYS not in inherited and IF_SET[0] in shown:
-        # HIP reads one or the other; a program that reads both must see the same device.
+        # HIP reads one of the two variables; a program that reads both must see the same device.
         shown[ALWAYS] = shown[IF_SET[0]]
     return shown
 
@@ -48,8 +48,8 @@ def _own_entry(name: str, visible: str | None, local_rank: int) -> str:
     devices = [device.strip() for device in visible.split(",")]
     if local_rank >= len(devices):
         raise UsageError(
-            f"--virtual-local-rank: worker {local_rank} has no device, "
-            f"{name}={visible!r} names {len(devices)}"
+            f"--virtual-local-rank: worker {local_rank} has no device: "
+            f"{name}={visible!r} names only {len(devices)}"
         )
     return devices[local_rank]
 

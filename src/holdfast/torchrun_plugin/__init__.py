@@ -1,7 +1,7 @@
-"""`torchrun --rdzv-backend holdfast`: the plug-in that torchrun finds by `torchrun.handlers`.
+"""`torchrun --rdzv-backend holdfast`: the plug-in in the entry point group `torchrun.handlers`.
 
 torchrun, and any other program that imports its rendezvous package, calls `creator` in the middle of
-that import. So this module imports nothing. The first job that uses the handler imports it.
+that import. So this module imports nothing. The first job that uses the handler imports its module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A node of a job whose agents are torchrun's, and the keys of its rounds.
 
 torchrun's agent checks its membership only while its workers run. It does not check while it waits
-for other nodes in the store of a round, so calls to that store end with the round (`RoundKeys`).
-`rendezvous.membership_handler` handles the rest.
+for other nodes in the store of a round, so calls to that store raise once the round is over
+(`RoundKeys`). `rendezvous.membership_handler` handles the rest.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PluginNode(MembershipHandler):
     def __init__(self, params: RendezvousParameters) -> None:
         access = CoordinatorAccess(params)
         super().__init__(access)
-        # Remove these variables until the end, since torchrun passes its environment to its workers.
+        # torchrun passes its environment to its workers, so remove these variables until `shutdown`.
         here = (name for name in (VARIABLE, FILE_VARIABLE) if name in os.environ)
         self._token_variables = {name: os.environ.pop(name) for name in here}
         access.environ = self._token_variables
@@ -116,7 +116,7 @@ class RoundKeys(CoordinatorStore):
         problem = self._connection.problem()
         if problem:
             raise ConnectionError(problem)
-        raise TimeoutError(f"no response within {limit_s:g} s about: {', '.join(keys)}")
+        raise TimeoutError(f"no response within {limit_s:g} s for the keys: {', '.join(keys)}")
 
     def _await(
         self,

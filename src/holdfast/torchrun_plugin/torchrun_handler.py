@@ -1,4 +1,4 @@
-"""`TorchrunHandler`: Holdfast's rendezvous as torchrun's agent drives it.
+"""`TorchrunHandler`: Holdfast's rendezvous for torchrun's agent.
 
 As with torchrun's own `c10d`, each node counts restarts itself, polls every `monitor_interval`
 whether to join a new round, and cannot restart its workers once they have succeeded. Unlike `c10d`,

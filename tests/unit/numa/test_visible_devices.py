@@ -38,7 +38,8 @@ def test_rocr_visible_devices_is_not_changed() -> None:
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"])
 def test_worker_without_a_device_is_an_error(name: str) -> None:
     with pytest.raises(
-        UsageError, match=f"^--virtual-local-rank: worker 2 has no device, {name}='0,1' names 2$"
+        UsageError,
+        match=f"^--virtual-local-rank: worker 2 has no device: {name}='0,1' names only 2$",
     ):
         one_device_each({name: "0,1"}, 2)
 

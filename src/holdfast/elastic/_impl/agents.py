@@ -86,9 +86,11 @@ class ElasticAgent(ABC):
 
 
 class SimpleElasticAgent(ElasticAgent):
-    """An agent of one group of workers; a subclass defines what a worker is."""
+    """An agent of one group of workers; a subclass defines how they start and stop."""
 
-    _has_processes = False  # Otherwise a subclass starts workers of another kind.
+    _has_processes = (
+        False  # Whether the workers are Holdfast's processes, unless a subclass replaces them.
+    )
     _restarts_set: int | None = None  # Set by a subclass, until `AgentLoop` counts restarts.
 
     def __init__(
@@ -176,7 +178,7 @@ class SimpleElasticAgent(ElasticAgent):
         if self._restarts_set is not None:
             self._count_restarts(self._restarts_set)
 
-    # What a subclass defines.
+    # Methods that a subclass defines.
 
     @abstractmethod
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -188,7 +190,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     @abstractmethod
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """Return at once whether the workers are healthy, succeeded, failed or unhealthy."""
+        """Return the state of the workers without waiting: healthy, succeeded, failed or unhealthy."""
 
     @abstractmethod
     def _shutdown(
@@ -207,7 +209,7 @@ class SimpleElasticAgent(ElasticAgent):
         return self._worker_group
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """Run the workers until they succeeded, or failed for good.
+        """Run the workers until they succeed or fail for good.
 
         Raises `SignalException` if a signal ended the run. When this returns or raises, all workers
         have exited. May be called again, with the full restart budget.
@@ -443,11 +445,11 @@ class SimpleElasticAgent(ElasticAgent):
         return recorder.worker_event(state, now, info, raw_error or "", exit_code)
 
     def get_event_succeeded(self) -> Event:
-        """Return the event that the agent has succeeded."""
+        """Return an event that reports the agent's success."""
         return self._construct_event("SUCCEEDED", EventSource.AGENT)
 
     def get_event_failed(self) -> Event:
-        """Return the event that the agent has failed, with the exception being handled."""
+        """Return an event that reports the agent's failure, with the exception being handled."""
         error = traceback.format_exc()
         return self._construct_event("FAILED", EventSource.AGENT, raw_error=error)
 
@@ -528,7 +530,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     """
 
     _has_processes = True
-    # For subclasses that stop these themselves. Here the run stops both.
+    # For subclasses that stop these themselves. Here the end of the run stops both.
     _worker_watchdog: Any = None
     _health_check_server: Any = None
 
@@ -649,7 +651,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         started = {worker.id for worker in worker_group.workers} - {None}
         if started != set(context.pids().values()):
             console.error(
-                f"the workers have other processes ({sorted(started)}) than their context "
+                f"the processes of the workers ({sorted(started)}) differ from those of their context "
                 f"({sorted(context.pids().values())})"
             )
             return RunResult(WorkerState.UNKNOWN)

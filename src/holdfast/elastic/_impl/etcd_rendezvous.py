@@ -218,11 +218,12 @@ class EtcdRendezvous:
         except TimeoutError:
             pass
         except EtcdError as problem:
-            if problem.kind is not ProblemKind.COMPACTED:  # If it is, there certainly was a change.
+            # If etcd has compacted that revision, there was a change.
+            if problem.kind is not ProblemKind.COMPACTED:
                 raise RendezvousConnectionError(str(problem)) from None
         return self.get_rdzv_state()
 
-    # What the nodes of a version share.
+    # Data that the nodes of a version share.
 
     def setup_kv_store(self, rdzv_version: str) -> EtcdStore:
         """Return the store of a version. It is the store of its `RendezvousInfo`, on all nodes."""

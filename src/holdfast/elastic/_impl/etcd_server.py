@@ -1,4 +1,4 @@
-"""An etcd server for this program, under TorchElastic's name: at `localhost`, with its kind of client."""
+"""An etcd server for this program, with TorchElastic's name, host (`localhost`) and client."""
 
 from __future__ import annotations
 

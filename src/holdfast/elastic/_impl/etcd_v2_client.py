@@ -102,7 +102,7 @@ class EtcdV2Client(EtcdClient):
     def version(self) -> str:
         """The version of the etcd that responds."""
         try:
-            with urllib.request.urlopen(  # noqa: S310 (the endpoint of a person's own settings)
+            with urllib.request.urlopen(  # noqa: S310 (the user's own endpoint)
                 f"{self.base_uri}/version",
                 timeout=self.read_timeout,
                 context=self.settings.tls_context(),

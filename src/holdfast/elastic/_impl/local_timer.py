@@ -48,7 +48,7 @@ class RequestQueue(abc.ABC):
 
 
 class TimerServer(abc.ABC):
-    """Takes requests in a thread, and kills the workers whose timers expired."""
+    """Receives requests in a thread, and kills the workers whose timers expired."""
 
     def __init__(
         self, request_queue: RequestQueue, max_interval: float, daemon: bool = True
@@ -77,7 +77,7 @@ class TimerServer(abc.ABC):
         """Kill a worker; return whether that succeeded. If not, the server tries again."""
 
     def next_deadline(self) -> float | None:
-        """Return when a timer is due next, by the monotonic clock; None: `max_interval` from now."""
+        """Return when the next timer is due, on the monotonic clock; None is `max_interval` from now."""
         return None
 
     def start(self) -> None:
@@ -132,7 +132,7 @@ class TimerServer(abc.ABC):
     def _reap_worker_no_throw(self, worker_id: Any) -> bool:
         try:
             return self._reap_worker(worker_id)
-        except Exception as problem:  # noqa: BLE001 (it is tried again)
+        except Exception as problem:  # noqa: BLE001 (the server tries again)
             console.warning(f"cannot kill worker {worker_id}: {problem}")
             return False
 
@@ -164,7 +164,7 @@ class LocalTimerClient(TimerClient):
 
 
 class MultiprocessingRequestQueue(RequestQueue):
-    """Requests out of a `multiprocessing.Queue`."""
+    """Requests from a `multiprocessing.Queue`."""
 
     def __init__(self, mp_queue: Any) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ class LocalTimerServer(TimerServer):
         return {**self._timers.expired_by_wall(deadline)}
 
     def next_deadline(self) -> float | None:
-        """Return when the next timer is due, by the monotonic clock."""
+        """Return when the next timer is due, on the monotonic clock."""
         return self._timers.next_deadline()
 
     def _expired_now(self) -> dict[Any, list[TimerRequest]]:

@@ -102,7 +102,7 @@ def start_processes(
     duplicate_stdout_filters: list[str] | None = None,
     duplicate_stderr_filters: list[str] | None = None,
 ) -> group.PContext:
-    """Start one worker for each local rank and return their context, which must be closed.
+    """Start one worker for each local rank and return their context. The caller must close it.
 
     If `entrypoint` is a string, it is a program, and `args` its arguments. Otherwise it is a function,
     which new processes call (`start_method`). `args` and `envs` are by local rank, 0 to n-1. Raises

@@ -6,7 +6,7 @@ server, and returns nothing. Built-in handlers:
 ==================  ===========================================================================
 `ping`              responds with `pong`
 `dump_traceback`    the stacks of all Python threads
-`pyspy_dump`        the same by py-spy, from outside; `?native` adds the frames of C
+`pyspy_dump`        the same, read by py-spy from outside; `?native` adds C frames
 ==================  ===========================================================================
 
 If a worker has imported torch, torch's own handlers are available too: its flight recorder, its

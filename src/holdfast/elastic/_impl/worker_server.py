@@ -67,7 +67,7 @@ def _respond(request: HttpRequest) -> HttpResponse:
             case "/handler/":
                 names = json.dumps(handler_names(), separators=(",", ":"))
                 return HttpResponse(200, "application/json", names.encode())
-        return HttpResponse(404, "text/plain", b"not found; a handler is called by POST\n")
+        return HttpResponse(404, "text/plain", b"not found; call a handler with POST\n")
     folder, _, name = request.path.rpartition("/")
     if folder != "/handler":
         return HttpResponse(404, "text/plain", b"not found\n")

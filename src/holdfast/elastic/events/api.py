@@ -1,4 +1,4 @@
-"""What an event is, under TorchElastic's module path; re-exports only."""
+"""The types of events under TorchElastic's module path; re-exports only."""
 
 from __future__ import annotations
 

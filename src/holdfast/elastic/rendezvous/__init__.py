@@ -1,4 +1,4 @@
-"""How nodes meet, under TorchElastic's module path; re-exports only."""
+"""Rendezvous under TorchElastic's module path; re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes with given ranks, under TorchElastic's module path; re-exports only."""
+"""The rendezvous of nodes with fixed ranks, under TorchElastic's module path; re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts that timers are made of, under TorchElastic's module path; re-exports only."""
+"""The building blocks of timers, under TorchElastic's module path; re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small things for scripts, under TorchElastic's module path; re-exports only."""
+"""Helpers for scripts, under TorchElastic's module path; re-exports only."""
 
 from __future__ import annotations
 

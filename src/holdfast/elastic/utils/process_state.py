@@ -1,4 +1,4 @@
-"""What a process does, under TorchElastic's module path; re-exports only."""
+"""The states of processes under TorchElastic's module path; re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meeting through a store, under TorchElastic's module path; re-exports only."""
+"""Collectives over a store, under TorchElastic's module path; re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent and its nouns under TorchElastic's module path; re-exports only."""
+"""The agent and its data types under TorchElastic's module path; re-exports only."""
 
 from __future__ import annotations
 

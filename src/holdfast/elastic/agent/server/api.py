@@ -1,4 +1,4 @@
-"""The agent to derive from, and its nouns, under TorchElastic's module path; re-exports only."""
+"""The agent to derive from, and its data types, under TorchElastic's module path; re-exports only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The replaceable way a command is started, under TorchElastic's module path; re-exports only."""
+"""The handlers that start commands, under TorchElastic's module path; re-exports only."""
 
 from __future__ import annotations
 
