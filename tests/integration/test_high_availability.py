@@ -37,7 +37,7 @@ LISTED = 3
 MACHINES = 4
 # Well above the time in which etcd elects another leader.
 SOON_LOST = "keep_alive_interval=0.6,keep_alive_max_attempt=5"
-JOINED = "has a member of the cluster"
+JOINED = "is a member of the cluster"
 
 
 class OwnCluster(Cluster):

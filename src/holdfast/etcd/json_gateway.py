@@ -2,11 +2,11 @@
 
 The gateway encodes keys and values as base64, and 64-bit numbers as strings; msgspec converts both. An
 unsuccessful answer becomes a `Refusal`: the problem, and the possible reactions of a client. etcd's errors
-have a gRPC code and a text. A known text decides (`ErrorCode`), because one code has many meanings; no other
-module reads these texts.
+have a gRPC code and a text. If the text is known (`ErrorCode`), it decides, because one code has many meanings; no
+other module reads these texts.
 
 A transaction that only reads or deletes one range, unconditionally, is sent as a plain request: an etcd
-without space accepts these, but no transaction.
+that is out of space accepts plain requests, but no transactions.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _PROXY_ERRORS = (502, 503, 504)
 # Codes of gRPC that the gateway passes on.
 _DEADLINE_EXCEEDED, _PERMISSION_DENIED, _UNAVAILABLE, _UNAUTHENTICATED = 4, 7, 14, 16
 QUOTE_CHARS_MAX = 60
-"""How much is quoted of an answer that does not come from etcd."""
+"""The maximum length of a quote from an answer that does not come from etcd."""
 
 
 # Errors.
@@ -161,7 +161,7 @@ class _Error(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """Empty if this is not an error of etcd's."""
+        """The text of etcd's error; empty if this is not one."""
         return self.message or (self.error if isinstance(self.error, str) else self.error.message)
 
     @property
@@ -179,17 +179,17 @@ def decode_refusal(status: int, body: bytes) -> Refusal:
         error = _error.decode(body)
     except MALFORMED:
         error = _Error()
-    if error.text and error.text != "Not Found":  # The answer for an unknown path.
+    if error.text and error.text != "Not Found":  # This is the answer for an unknown path.
         return _classify(error.text, error.grpc_code)
     if status == _NOT_FOUND:
         return Refusal(Problem(ProblemKind.REFUSED, NO_GATEWAY), Handling.ELSEWHERE)
     if status in _PROXY_ERRORS:
-        why = f"it answered HTTP {status}"
+        why = f"it responded with HTTP {status}"
         return Refusal(Problem(ProblemKind.UNREACHABLE, why), Handling.UNSURE)
     words = quoted(body.decode(errors="replace").strip())
     if "HTTPS server" in words:  # The default text of servers in Go.
         return Refusal(Problem(ProblemKind.DENIED, TLS_ONLY), Handling.ELSEWHERE)
-    why = f"it answered HTTP {status}, which etcd does not: {words}"
+    why = f"it responded with HTTP {status}, which etcd never sends: {words}"
     return Refusal(Problem(ProblemKind.REFUSED, why), Handling.ELSEWHERE)
 
 

@@ -1,4 +1,4 @@
-"""Runs one etcd process on this machine: start it, wait until it is ready, stop it, leave nothing behind.
+"""Runs one etcd process on this machine: starts it, waits until it is ready, stops it, and leaves nothing behind.
 
 `EtcdServer` and the members of `--ha` both run etcd this way.
 

@@ -63,7 +63,7 @@ class ConnectionProblem(Exception):
         self.kind = kind
         self.fault = fault
         self.written = written
-        """Whether some of a request was sent, so that it may have been performed."""
+        """Whether a part of a request was sent, so that it may have been performed."""
 
 
 class Reply(NamedTuple):
@@ -92,7 +92,7 @@ class HttpConnection(asyncio.Protocol):
         self._on_line: Callable[[bytes], None] | None = None
         self._status = 0
         self._body = bytearray()
-        self._scanned = 0  # Up to here there is no end of a line in `_body`.
+        self._scanned = 0  # `_body` contains no end of a line before this index.
 
     @property
     def problem(self) -> ConnectionProblem | None:
@@ -138,10 +138,10 @@ class HttpConnection(asyncio.Protocol):
         token: str,
         on_line: Callable[[bytes], None],
     ) -> Reply:
-        """Send a request and pass every line of the response to `on_line` until it ends.
+        """Send a request, pass every line of the response to `on_line`, and return when it ends.
 
-        Return then, or with the complete response if it is not a success. `on_line` may call `abort`.
-        Raises `ConnectionProblem`.
+        If the request fails, return the complete response instead. `on_line` may call `abort`. Raises
+        `ConnectionProblem`.
         """
         self._on_line = on_line
         reply = self._send(path, body, token)
@@ -167,7 +167,7 @@ class HttpConnection(asyncio.Protocol):
             ("Content-Length", str(len(body))),
         ]
         if wants_leader:
-            # A member without a leader then responds at once.
+            # With this header, a member without a leader responds immediately.
             headers.append(("Grpc-Metadata-Hasleader", "true"))
         if token:
             headers.append(("Authorization", token))
