@@ -41,8 +41,8 @@ def test_each_session_has_its_own_csrf_value() -> None:
     first, second = sessions
     assert first is not None
     assert second is not None
-    assert is_on_purpose(first, {"x-holdfast-csrf": first.word})
-    assert not is_on_purpose(first, {"x-holdfast-csrf": second.word})
+    assert is_on_purpose(first, {"x-holdfast-csrf": first.secret})
+    assert not is_on_purpose(first, {"x-holdfast-csrf": second.secret})
     assert not is_on_purpose(first, {})
 
 

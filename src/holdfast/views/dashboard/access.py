@@ -4,12 +4,12 @@ A browser sends requests, with cookies, on behalf of any web page. The dashboard
 request first:
 
 ==========================  ==================================================================
-for our own name            `Host` is an address, `localhost`, or a configured name; other names that
+host name                   `Host` is an address, `localhost`, or a configured name; other names that
                             resolve to 127.0.0.1 are rejected (DNS rebinding)
-from our own page           a request that changes something has our `Origin`, and no request
+origin                      a request that changes something has our `Origin`, and no request
                             comes from another site (`Sec-Fetch-Site`)
-from a session              its cookie: HttpOnly, SameSite=Strict, never in a URL
-on purpose                  a request that changes something has the session's secret in a header,
+session                     a request has the session's cookie: HttpOnly, SameSite=Strict, never in a URL
+intent                      a request that changes something has the session's secret in a header,
                             which no form and no other origin can send
 ==========================  ==================================================================
 
@@ -48,7 +48,7 @@ class Session:
 
     def __init__(self, now: float) -> None:
         self.ends_at = now + SESSION_S
-        self.word = secrets.token_urlsafe(SESSION_BYTES)
+        self.secret = secrets.token_urlsafe(SESSION_BYTES)
         """The secret that requests must send in `CSRF_HEADER` to change something."""
 
 
@@ -121,8 +121,8 @@ class Access:
 
 
 def is_on_purpose(session: Session, headers: Mapping[str, str]) -> bool:
-    """Whether a request has the word of its session."""
-    return hmac.compare_digest(headers.get(CSRF_HEADER, "").encode(), session.word.encode())
+    """Whether a request has the secret of its session, which only a page of this dashboard sends."""
+    return hmac.compare_digest(headers.get(CSRF_HEADER, "").encode(), session.secret.encode())
 
 
 def draw_token() -> str:

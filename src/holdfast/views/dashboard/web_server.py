@@ -1,7 +1,7 @@
 """The dashboard's web server: pages, the stream of the job's state, logs, stacks and requests.
 
 One process and one loop serve all browsers, and one feed reads the state of the job. Logs, stacks and
-requests use their own connections to the job, so a slow reader of logs delays nobody. `access` checks
+requests use their own connections to the job, so a slow reader of logs does not delay others. `access` checks
 every request first.
 """
 
@@ -136,7 +136,7 @@ class Gate:
                 return RedirectResponse("/login", 303)
             return problem_of(Refused(401, "log in first"))
         if changes and not is_on_purpose(session, headers):
-            return problem_of(Refused(403, "the request lacks the word of its session"))
+            return problem_of(Refused(403, "the request lacks the secret of its session"))
         return None
 
 
@@ -198,7 +198,7 @@ class Dashboard:
         session: Session = request.state.session
         return as_json(
             {
-                "word": session.word,
+                "secret": session.secret,
                 "readOnly": self._job.is_read_only,
                 "version": __version__,
                 "stages": MEANINGS,
@@ -263,7 +263,7 @@ class Dashboard:
         try:
             wanted = msgspec.json.decode(await body_of(request), type=ActionWanted)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Refused(400, f"not a request that is known: {error}") from None
+            raise Refused(400, f"unknown or invalid request: {error}") from None
         as_is = await self._job.act(wanted)
         return as_json({"granted": wanted.action.value, "why": as_is})
 

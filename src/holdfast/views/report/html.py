@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from holdfast.views.report.model import Failure, Generation, Node, Report, Span
 
 LANES_SHOWN = 32
-"""Nodes that are drawn; of more, those that failed or were lost come first."""
+"""The maximum number of nodes drawn. If there are more, failed and lost nodes come first."""
 ROWS_SHOWN = 500
 SPANS_SHOWN = 4000
 LANE_HEIGHT = 26
 OPEN_FAILURES = 1
-"""Failures that are shown open."""
+"""Failures whose details are expanded."""
 VERDICTS = {
     "succeeded": "Succeeded",
     "failed": "Failed",
@@ -149,7 +149,7 @@ def _share(value: float) -> str:
     return f"{100 * value:.1f} %" if value < 0.9995 else "100 %"
 
 
-# What the time was spent on.
+# The time in each stage.
 
 
 def _where_the_time_went(report: Report) -> str:
@@ -339,7 +339,7 @@ def _failures(report: Report) -> str:
         return ""
     causes = [one for one in report.failures if not one.consequence]
     others = [one for one in report.failures if one.consequence]
-    # The failure that ended the job is open.
+    # The failure that ended the job is expanded.
     opened = causes[-1:] if report.outcome.state == "failed" else causes[:OPEN_FAILURES]
     text = "".join(_failure(one, is_open=one in opened) for one in causes)
     if others:

@@ -501,7 +501,9 @@ class _Description:
             rest = [one for one in found if one.consequence]
             found = _ends_of(causes, FAILURES_SHOWN)
             found += rest[: FAILURES_SHOWN - len(found)]
-            self.notes.append(f"Of {len(causes) + len(rest)} failures {len(found)} are shown.")
+            self.notes.append(
+                f"This report shows {len(found)} of {len(causes) + len(rest)} failures."
+            )
         found.sort(key=lambda one: (one.generation, one.consequence, one.at_s))
         return found
 
@@ -583,8 +585,8 @@ class _Description:
             names = sorted({name for one in self.merged for name in one.unrecorded})
             listed = f" ({', '.join(_ends_of(names, NODES_NAMED))})" if names else ""
             notes.append(
-                f"The job had up to {expected} nodes, and this report covers the folders of {there}. "
-                f"For the other nodes{listed} it has only what these nodes recorded."
+                f"The job had up to {expected} nodes, but this report has the folders of only {there}. "
+                f"It knows the other nodes{listed} only from these folders."
             )
         shifted = [
             ahead
@@ -599,7 +601,7 @@ class _Description:
         unknown = sum(self.axis.ahead[id(node)] is None for node in self.nodes)
         if unknown:
             notes.append(
-                f"{unknown} nodes share no generation with the first node. Their times are those of "
+                f"{unknown} nodes share no generation with the first node. Their times are from "
                 "their own clocks."
             )
         unreadable = sum(node.unreadable for node in self.nodes)
@@ -614,7 +616,7 @@ class _Description:
             )
         if any(one.end == "lost" for one in self.generations):
             notes.append(
-                "The time of a lost node's death is not recorded. The time until its loss was "
+                "The records do not show when a lost node died. The time until its loss was "
                 "detected counts as useful."
             )
         if outcome.state == "killed":
@@ -622,7 +624,9 @@ class _Description:
                 "No end of the job is recorded; the report ends with the last entry in these folders."
             )
         if self.skipped_jobs:
-            notes.append(f"These folders have {self.skipped_jobs} other jobs; this is the newest.")
+            notes.append(
+                f"These folders contain {self.skipped_jobs} other jobs; this report is about the newest."
+            )
 
     # Progress.
 

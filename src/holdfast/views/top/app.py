@@ -143,7 +143,9 @@ class JobScreen(Screen[None]):
         below.can_focus = False
         yield below
         yield Block("full")
-        yield Input(placeholder="a rank, a range as 8-15, part of a name", id="find", compact=True)
+        yield Input(
+            placeholder="a rank, a range such as 8-15, part of a name", id="find", compact=True
+        )
         yield Footer(show_command_palette=False, compact=True)
 
     def on_mount(self) -> None:
@@ -368,14 +370,14 @@ class JobScreen(Screen[None]):
             self._confirm(Action.UNDRAIN, f"Undrain {node.node}?", what, node.node)
         else:
             what = (
-                "Its workers are stopped, and it has none until it is undrained. A standby replaces "
-                "it, or the job shrinks. No restart is charged."
+                "Its workers stop. It gets no workers until it is undrained. A standby replaces it, "
+                "or the job continues with fewer nodes. No restart is charged."
             )
             self._confirm(Action.DRAIN, f"Drain {node.node}?", what, node.node)
 
     def action_stop(self) -> None:
         job = self.job.header
-        what = f"All {job.ranks} workers are stopped, and all agents exit. This is final."
+        what = f"All {job.ranks} workers stop, and all agents exit. This is final."
         self._confirm(Action.STOP, f"Stop {job.run_id}?", what)
 
     def _confirm(self, action: Action, title: str, consequence: str, node: str = "") -> None:
@@ -448,7 +450,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _ranks_of(text: str) -> frozenset[int] | range:
-    """Return the ranks in a search; none if it is another text."""
+    """Return the ranks in a search; none if it is not a rank or a range."""
     low, dash, high = text.partition("-")
     if low.isdecimal() and (high.isdecimal() if dash else not high):
         return range(int(low), int(high if dash else low) + 1)
