@@ -158,7 +158,7 @@ class EtcdAccess(JobAccess):
             join_timeout_s=conf.join_timeout,
             workers_serve=conf.worker_store,
             store_address=address_of(params.local_addr) if params.local_addr else loopback,
-            store_access=conf.job.store.value,
+            job_settings=conf.job_settings,
         )
         if conf.node_id:
             self.given_id = f"node_id={conf.node_id}"
@@ -200,7 +200,7 @@ class EtcdAccess(JobAccess):
             prefix=rdzv_conf.value_of(params, "etcd_prefix"),
             run_id=self.run_id,
             info=node_info(self, params, node, self_fencing=self_fencing),
-            settings=conf.job._replace(max_restarts=node.max_restarts),
+            settings=node.settings,
             timeouts=SessionTimeouts(
                 heartbeat_s=lease_s / HEARTBEATS_PER_LEASE,
                 silence_s=lease_s,

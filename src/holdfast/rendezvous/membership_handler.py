@@ -109,16 +109,17 @@ class MembershipHandler(RendezvousHandler):
     ) -> Membership:
         """Join the job with this role and size; later calls return the same membership."""
         if self._membership is None:
+            settings = self.access.job_settings(max_restarts)
             self._worker_store = WorkerStore(
                 ports=PORTS,
                 served=self.use_agent_store,
                 address=self.access.store_address,
-                access=self.access.store_access,
+                access=settings.store.value,
             )
             try:
                 store = self._worker_store
                 self._membership = self.access.connect(
-                    JoinRequest(role, local_world_size, max_restarts, store.numbers, store.secret)
+                    JoinRequest(role, local_world_size, settings, store.numbers, store.secret)
                 )
                 store.token, store.on_new_ports = self.access.job_token, self._membership.hold_ports
             except BaseException:
