@@ -25,13 +25,13 @@ from holdfast.core.etcd.calls import (
 from holdfast.errors import HoldfastError
 from holdfast.etcd import json_gateway
 from holdfast.etcd.diagnose import diagnose_silence
-from holdfast.etcd.json_gateway import OK, Handling, Refusal, decode_refusal
+from holdfast.etcd.json_gateway import OK, GatewayRefusal, Handling, decode_refusal
 from holdfast.etcd.optional_h11 import require_h11
 from holdfast.etcd.transport import (
     ConnectionFault,
     ConnectionProblem,
     HttpConnection,
-    Reply,
+    HttpReply,
     open_connection,
 )
 from holdfast.net.endpoints import format_endpoint
@@ -80,7 +80,7 @@ class WatchHandle:
         self._over = False
         self._connection: HttpConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._refusal: Refusal | None = None
+        self._refusal: GatewayRefusal | None = None
 
     def cancel(self) -> None:
         """End the watch; no callback is called after this."""
@@ -101,10 +101,10 @@ class WatchHandle:
 
     async def follow(
         self, connection: HttpConnection, token: str, limit_s: float
-    ) -> Problem | Refusal:
+    ) -> Problem | GatewayRefusal:
         """Deliver changes until the watch ends; return why it ended.
 
-        A `Refusal` means that etcd never confirmed the watch: another endpoint or token may help. Raises
+        A `GatewayRefusal` means that etcd never confirmed the watch: another endpoint or token may help. Raises
         `ConnectionProblem` if there was no response before that.
         """
         timer = self._begin(connection, limit_s)
@@ -131,7 +131,7 @@ class WatchHandle:
 
     def _take(self, line: bytes) -> None:
         events = json_gateway.decode_line(line)
-        if isinstance(events, Refusal):
+        if isinstance(events, GatewayRefusal):
             self._refusal = events
             assert self._connection is not None
             self._connection.abort(events.problem.why)
@@ -147,7 +147,7 @@ class WatchHandle:
 class AuthenticationRefused(Exception):
     """etcd rejects this user and password."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: GatewayRefusal) -> None:
         super().__init__(refusal.problem.why)
         self.refusal = refusal
 
@@ -235,7 +235,7 @@ class AsyncEtcdClient:
                 self._refused(at, attempts, error.refusal, "")
                 continue
             answer = json_gateway.decode(request, reply.status, reply.body)
-            if not isinstance(answer, Refusal):
+            if not isinstance(answer, GatewayRefusal):
                 self._note_response(at)
                 return answer
             self._refused(at, attempts, answer, token)
@@ -243,7 +243,7 @@ class AsyncEtcdClient:
 
     async def _request(
         self, at: int, attempts: Attempts, path: str, body: bytes, token: str
-    ) -> Reply:
+    ) -> HttpReply:
         connection = self._take_idle(at) or await self._connect(at, attempts)
         try:
             limit_s = attempts.answer_s(self._loop.time())
@@ -320,7 +320,7 @@ class AsyncEtcdClient:
             # The request itself has not been sent yet.
             raise ConnectionProblem(problem.why, problem.kind, problem.fault) from None
         token = json_gateway.decode_token(reply.status, reply.body)
-        if isinstance(token, Refusal):
+        if isinstance(token, GatewayRefusal):
             raise AuthenticationRefused(token)
         return token
 
@@ -412,7 +412,7 @@ class AsyncEtcdClient:
         attempts.failed(at, Problem(problem.kind, problem.why), written=problem.written)
         self._leave(at, problem.why)
 
-    def _refused(self, at: int, attempts: Attempts, refusal: Refusal, token: str) -> None:
+    def _refused(self, at: int, attempts: Attempts, refusal: GatewayRefusal, token: str) -> None:
         if attempts.refused(at, refusal, can_renew=bool(self.settings.user)):
             if self._token == token:  # Otherwise another call has renewed it already.
                 self._token = None
@@ -534,7 +534,7 @@ class Attempts:
         if written and not self._may_repeat:
             self._leaderless, self.over = None, True
 
-    def refused(self, at: int, refusal: Refusal, *, can_renew: bool) -> bool:
+    def refused(self, at: int, refusal: GatewayRefusal, *, can_renew: bool) -> bool:
         """Note a refusal; return whether to renew the token."""
         handling = refusal.handling
         if handling is Handling.RENEW_TOKEN and can_renew and not self._renewed:

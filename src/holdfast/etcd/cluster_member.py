@@ -45,7 +45,6 @@ from holdfast.core.etcd.calls import (
 )
 from holdfast.core.etcd.cluster import (
     AcceptProposal,
-    Begun,
     Bootstrap,
     BootstrapProposed,
     ClusterMember,
@@ -54,6 +53,8 @@ from holdfast.core.etcd.cluster import (
     EtcdReady,
     MachineProbed,
     MemberState,
+    MemberStopRequested,
+    PortsHeld,
     ProbeMachines,
     ProposalAnswered,
     Propose,
@@ -66,7 +67,6 @@ from holdfast.core.etcd.cluster import (
     StartProbeServer,
     StopEtcd,
     StopProbeServer,
-    StopRequested,
     VoterNotReplaced,
     VoterReplaced,
     majority,
@@ -233,7 +233,7 @@ class EtcdMember:
         self._make_folder()
         self._began = True
         self._spawn(self._perform_all())
-        self._handle(Begun())
+        self._handle(PortsHeld())
 
     def _make_folder(self) -> None:
         remove_orphans(os.path.dirname(self._folder))
@@ -623,7 +623,7 @@ class EtcdMember:
             return
         if self._machine.state is MemberState.SERVING and linger_s:
             await self._linger(linger_s)
-        self._handle(StopRequested())
+        self._handle(MemberStopRequested())
         await self._effects.join()
         for task in self._tasks:
             task.cancel()

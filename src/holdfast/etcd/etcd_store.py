@@ -199,7 +199,7 @@ def _portions(values: dict[KeyRange, bytes]) -> Iterator[list[Put]]:
         yield some
 
 
-class Wait:
+class KeyWait:
     """Waits for keys with a watch on a missing key, without polling.
 
     It waits for missing keys one after the other. When none is missing, one read of all keys shows whether
@@ -410,7 +410,7 @@ class EtcdStore:
     def wait(self, keys: Sequence[str], override_timeout: timedelta | float | None = None) -> None:
         """Wait until all keys exist at the same time; `StoreTimeoutError` names the missing ones."""
         ranges = {key: self._keys.either(key) for key in keys}
-        Wait(self._calls, ranges, self._seconds(override_timeout), keys_only=True).result()
+        KeyWait(self._calls, ranges, self._seconds(override_timeout), keys_only=True).result()
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all keys exist."""
@@ -451,7 +451,7 @@ class EtcdStore:
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of all keys, after waiting until all have one."""
         ranges = {key: self._keys.value(key) for key in keys}
-        found = Wait(self._calls, ranges, self._timeout_s).result()
+        found = KeyWait(self._calls, ranges, self._timeout_s).result()
         return [found[key].value for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
@@ -495,7 +495,7 @@ class EtcdStore:
         Without `block`, raise `QueueEmptyError` if there is none.
         """
         queue = self._keys.queue(key)
-        wait = Wait(self._calls, {key: queue}, self._timeout_s) if block else None
+        wait = KeyWait(self._calls, {key: queue}, self._timeout_s) if block else None
         while found := self._calls.read_one(queue) if wait is None else wait.result()[key]:
             value = self._pop(key, found)
             if value is not None:
@@ -536,7 +536,7 @@ class EtcdStore:
         if arrived >= world_size:
             return
         try:
-            Wait(
+            KeyWait(
                 self._calls,
                 {key: self._keys.barrier(key)},
                 timeout_s,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from holdfast.core.etcd.cluster import Bootstrap, Empty, ProbedState, Serving
+from holdfast.core.etcd.cluster import Bootstrap, NoData, ProbedState, Serving
 from holdfast.etcd import json_gateway
 from holdfast.etcd.cluster_list import RECORD, read_record
 from holdfast.etcd.optional_h11 import h11
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Callable
 
-    from holdfast.etcd.transport import HttpConnection, Reply
+    from holdfast.etcd.transport import HttpConnection, HttpReply
 
 PATH = "/holdfast/probe"
 PROBE_BYTES_MAX = 64 * 1024
@@ -216,7 +216,7 @@ async def _connected(
 
 
 async def _probe_over(connection: HttpConnection, probe: Probe, limit_s: float) -> ProbeResult:
-    async def ask(path: str, body: bytes) -> Reply:
+    async def ask(path: str, body: bytes) -> HttpReply:
         return await connection.request(path, body, limit_s=limit_s, wants_leader=False)
 
     reply = await ask(PATH, _encode(probe))
@@ -247,4 +247,4 @@ def _result_of(probe: Probe, body: bytes) -> ProbeResult:
         return ProbeResult(None, "it is neither etcd nor a machine of an --ha list")
     if (answer.run_id, answer.machines) != (probe.run_id, probe.machines):
         return ProbeResult(None, "it serves another job or list", other=answer)
-    return ProbeResult(Empty(answer.incarnation), accepted=answer.accepted)
+    return ProbeResult(NoData(answer.incarnation), accepted=answer.accepted)

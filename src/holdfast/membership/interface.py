@@ -5,7 +5,7 @@
     agent loop                       membership thread, an asyncio loop
     report, rejoin, leave ─────────► SessionDriver ◄──► core.session
     take ◄──────── Mailbox ◄──────────   │
-                                     Connection, opened by a Connector
+                              SessionConnection, opened by a Connector
 
 Three modules implement it: `membership.coordinator`, `membership.etcd` and `membership.backend`.
 """

@@ -385,7 +385,7 @@ class Mailbox:
             return taken
 
 
-class Connection(Protocol):
+class SessionConnection(Protocol):
     """One connection: a `ClientConnection` to a coordinator, or a session on etcd."""
 
     ended: asyncio.Future[None]
@@ -416,7 +416,7 @@ class Connector(Protocol):
     def place(self) -> int:
         """The index of the endpoint that the last connection reached, or of the one to try first."""
 
-    async def connect(self) -> Connection:
+    async def connect(self) -> SessionConnection:
         """Return a connection that is ready, or raise `ConnectFailed`."""
 
 
@@ -458,7 +458,7 @@ class SessionDriver:
         self.outage_noted = False
         """Whether `on_outage` has reported the current outage."""
         self._outage: asyncio.TimerHandle | None = None
-        self._connection: Connection | None = None
+        self._connection: SessionConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._timer = DeadlineTimer(self._loop, self._tick)
         self._progress = asyncio.Event()

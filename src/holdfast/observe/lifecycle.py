@@ -242,7 +242,7 @@ class WatchdogEvent(LifecycleEvent):
     signum: int = 0
 
 
-class Requested(LifecycleEvent):
+class RequestCarriedOut(LifecycleEvent):
     """An operator's request was carried out: `what` contains the request, the operator and the reason."""
 
     at: float

@@ -244,7 +244,7 @@ class WorkerStore:
         server = embedded.TcpStoreServer(
             self._port_of[generation].listener(),
             lambda why: self._failed(generation, why),
-            embedded.Access(mode, key, generation),
+            embedded.HostAccess(mode, key, generation),
         )
         server.start()
         self._servers[generation] = server

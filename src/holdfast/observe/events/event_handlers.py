@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from holdfast.console import write_line
-from holdfast.observe.timeline import Line
+from holdfast.observe.timeline import TimelineLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,9 +73,9 @@ class LogDirectoryHandler(EventHandler):
             folder, stem="timeline", file_bytes_max=file_bytes_max
         )
 
-    def record(self, event: Event | Line) -> None:
+    def record(self, event: Event | TimelineLine) -> None:
         """Append a line to one of the files; raise `OSError` if it cannot be written."""
-        if isinstance(event, Line):
+        if isinstance(event, TimelineLine):
             self._timeline.record(event)
             # A reader needs these two lines to interpret the others.
             if event.kind == "run":
@@ -129,7 +129,7 @@ class JsonLinesEventHandler(EventHandler):
         self.head: tuple[str, ...] = ()
         """Lines that begin every further file."""
 
-    def record(self, event: Event | Line) -> None:
+    def record(self, event: Event | TimelineLine) -> None:
         """Append a line; raise `OSError` if the file cannot be written."""
         self._buffer.append(event.serialize())
         if len(self._buffer) > BUFFERED_MAX:

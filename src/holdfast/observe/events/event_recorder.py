@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from holdfast.observe.events.event import EventMetadataValue
     from holdfast.observe.safe_handler import SafeHandler
-    from holdfast.observe.timeline import Line
+    from holdfast.observe.timeline import TimelineLine
 
 
 PREFIX = "torchelastic.worker.status."
@@ -68,7 +68,7 @@ class EventRecorder:
                 self._ended(event)
             case lifecycle.WatchdogEvent():
                 self._watchdog(event)
-            case lifecycle.Requested():
+            case lifecycle.RequestCarriedOut():
                 inner = self._inner() | {"request": event.request, "requested": event.what}
                 metadata = self._metadata("RUNNING", inner)
                 self._record(_event("holdfast.request", EventSource.AGENT, event.wall, metadata))
@@ -265,7 +265,7 @@ class JobEvents:
         for handler in (*self._own, *self._shared):
             handler.record(event)
 
-    def record_line(self, line: Line) -> None:
+    def record_line(self, line: TimelineLine) -> None:
         """Add a line to the timeline in the log directory, if there is one."""
         for handler in self._own:
             handler.record(line)

@@ -43,7 +43,7 @@ ADDRESSES_MAX = 1_024
 CSRF_HEADER = "x-holdfast-csrf"
 
 
-class Session:
+class LoginSession:
     """A browser that has logged in."""
 
     def __init__(self, now: float) -> None:
@@ -52,7 +52,7 @@ class Session:
         """The secret that requests must send in `CSRF_HEADER` to change something."""
 
 
-class Access:
+class DashboardAccess:
     """The sessions of a dashboard. `names` are the host names under which it is served."""
 
     def __init__(self, token: str, port: int, names: tuple[str, ...] = ()) -> None:
@@ -60,7 +60,7 @@ class Access:
         self._names = ("localhost", *(name.lower() for name in names))
         # Browsers share cookies between the ports of a host.
         self.cookie = f"holdfast-{port}"
-        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        self._sessions: OrderedDict[bytes, LoginSession] = OrderedDict()
         self._failures: OrderedDict[str, deque[float]] = OrderedDict()
 
     # Checks of every request.
@@ -92,7 +92,7 @@ class Access:
                 self._failures.popitem(last=False)
             return None
         session_id = secrets.token_urlsafe(SESSION_BYTES)
-        self._sessions[_digest(session_id)] = Session(now)
+        self._sessions[_digest(session_id)] = LoginSession(now)
         while len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)
         return session_id
@@ -106,7 +106,7 @@ class Access:
             and now - failures[0] < LOGIN_WINDOW_S
         )
 
-    def session(self, now: float, session_id: str) -> Session | None:
+    def session(self, now: float, session_id: str) -> LoginSession | None:
         """Return the session with this id, unless it has expired."""
         key = _digest(session_id)
         found = self._sessions.get(key)
@@ -120,7 +120,7 @@ class Access:
         self._sessions.pop(_digest(session_id), None)
 
 
-def is_on_purpose(session: Session, headers: Mapping[str, str]) -> bool:
+def is_on_purpose(session: LoginSession, headers: Mapping[str, str]) -> bool:
     """Whether a request has the secret of its session, which only a page of this dashboard sends."""
     return hmac.compare_digest(headers.get(CSRF_HEADER, "").encode(), session.secret.encode())
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.control.job_client import JobClient
     from holdfast.control.live_job import GenerationRow, NodeRow, RankRow
     from holdfast.views.dashboard.web_server import ActionWanted
-    from holdfast.views.report.model import Failure
+    from holdfast.views.report.model import FailureEntry
     from holdfast.wire.messages import EventRecord
 
 GATHER_S = 0.1
@@ -75,7 +75,7 @@ class WatchedJob:
         self._model = _NotedJob()
         self._events: object = self._model.events
         self._publishing: asyncio.TimerHandle | None = None
-        self._failures: tuple[float, list[Failure], str] | None = None
+        self._failures: tuple[float, list[FailureEntry], str] | None = None
         self._reading = asyncio.Lock()
 
     # The state.
@@ -273,7 +273,7 @@ def _spans(job: LiveJob) -> list[dict[str, Any]]:
     ]
 
 
-def _read_failures(folders: Sequence[str]) -> tuple[list[Failure], str]:
+def _read_failures(folders: Sequence[str]) -> tuple[list[FailureEntry], str]:
     try:
         jobs = records.jobs_in(records.read(list(folders), lambda _text: None))
         for run in jobs[0]:

@@ -33,7 +33,7 @@ from holdfast.core.limits import (
 )
 from holdfast.core.requests import Action
 from holdfast.views import report
-from holdfast.views.dashboard.access import Access, Session, is_on_purpose
+from holdfast.views.dashboard.access import DashboardAccess, LoginSession, is_on_purpose
 from holdfast.views.stages import MEANINGS
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Refused(Exception):
 class Gate:
     """Checks requests, and adds the same headers to every response."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: DashboardAccess) -> None:
         self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,7 +143,7 @@ class Gate:
 class Dashboard:
     """The application of one job."""
 
-    def __init__(self, access: Access, job: WatchedJob) -> None:
+    def __init__(self, access: DashboardAccess, job: WatchedJob) -> None:
         self._access, self._job = access, job
         self._log_streams = 0
         self._stacks = asyncio.Semaphore(STACKS_AT_ONCE)
@@ -195,7 +195,7 @@ class Dashboard:
         return response
 
     async def _session(self, request: Request) -> Response:
-        session: Session = request.state.session
+        session: LoginSession = request.state.session
         return as_json(
             {
                 "secret": session.secret,
@@ -353,7 +353,7 @@ class Server(uvicorn.Server):
 
 async def serve(
     listener: socket.socket,
-    access: Access,
+    access: DashboardAccess,
     job: WatchedJob,
     ended: asyncio.Future[None] | None = None,
 ) -> None:

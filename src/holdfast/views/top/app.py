@@ -54,7 +54,7 @@ IN_FULL: dict[str, Callable[[Any], str]] = {
 }
 
 
-class Driver(Protocol):
+class JobUpdater(Protocol):
     """Keeps a job up to date: a `Feed` or a fake."""
 
     client: JobClient | None
@@ -317,7 +317,7 @@ class JobScreen(Screen[None]):
         self.app.exit()
 
     def action_help(self) -> None:
-        self.app.push_screen(screens.Help())
+        self.app.push_screen(screens.HelpScreen())
 
     # Keys for requests to the job.
 
@@ -348,10 +348,10 @@ class JobScreen(Screen[None]):
     def action_stacks(self, every: bool = False) -> None:
         if every:
             names = [one.node for one in self.job.nodes if one.ranks]
-            self.app.push_screen(screens.Stacks("stacks of all nodes", names, self._client))
+            self.app.push_screen(screens.StacksScreen("stacks of all nodes", names, self._client))
         elif (node := self.node) is not None:
             title = f"stacks of the workers of {node.node}"
-            self.app.push_screen(screens.Stacks(title, [node.node], self._client))
+            self.app.push_screen(screens.StacksScreen(title, [node.node], self._client))
 
     def action_restart(self) -> None:
         job = self.job.header
@@ -408,7 +408,7 @@ class Top(App[None]):
     TITLE = "holdfast top"
     ENABLE_COMMAND_PALETTE = False
 
-    def __init__(self, drive: Callable[[LiveJob, Callable[[], None]], Driver]) -> None:
+    def __init__(self, drive: Callable[[LiveJob, Callable[[], None]], JobUpdater]) -> None:
         super().__init__()
         self.animation_level = "none"
         self.job = LiveJob()

@@ -107,7 +107,7 @@ class Question(ModalScreen[str | None]):
         self.dismiss(reason if event.button.id == "yes" else None)
 
 
-class Help(ModalScreen[None]):
+class HelpScreen(ModalScreen[None]):
     """The keys and the marks."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -275,7 +275,7 @@ class Logs(TextScreen):
             self.view.scroll_end(animate=False)
 
 
-class Stacks(TextScreen):
+class StacksScreen(TextScreen):
     """The stacks of workers, equal ones grouped."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("u", "update", "update")]
