@@ -241,7 +241,8 @@ def _execute(command: Command, words: list[str]) -> None:
 
     module = import_module(command.module)
     try:
-        module.execute(module.build_parser(command.name).parse_args(words))
+        run = getattr(module, command.function)
+        run(module.build_parser(command.name).parse_args(words))
     except BrokenPipeError:
         pass  # The reader closed the pipe.
     except ModuleNotFoundError as missing:
