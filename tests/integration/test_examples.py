@@ -192,7 +192,7 @@ def test_worker_progress_restarts_when_it_hangs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "timer expired: 'section a step'" in done.stderr
     assert "restarting all workers (restart 1 of 1)" in done.stderr
-    assert "rank 1: generation 1, was 2 workers: " in done.stdout
+    assert "rank 1: generation 1; the previous one had 2 workers and ended: " in done.stdout
     assert "rank 1 of 2: 5 steps done" in done.stdout
 
 
