@@ -1,4 +1,4 @@
-"""Calls a handler in its own thread, so that it can neither fail nor block the agent.
+"""Calls a handler in its own thread, so that the handler can neither fail nor block the agent.
 
 This is for handlers of the program and of plug-ins. Events (or metrics) are queued; their source never waits. Limits:
 
@@ -173,7 +173,7 @@ class BackgroundHandler(SafeHandler):
             self._was_full = True
             self.warn(
                 f"{self.subject} is slow: {self._queued_max} {self.item}s are queued for it, "
-                "and more are dropped"
+                "and further ones are dropped"
             )
 
     def _start(self) -> None:

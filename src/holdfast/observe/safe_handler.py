@@ -22,7 +22,7 @@ FAULTS_MAX = 3
 
 
 class Faults:
-    """The failures of one handler; `subject` is its name in messages, `item` the name of what it receives."""
+    """The failures of one handler; `subject` is its name in messages, `item` the kind of values that it receives."""
 
     def __init__(self, subject: str, item: str) -> None:
         self.subject = subject

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 AWAY_S = 60.0
 """How long a node continues while the backend does not respond."""
 ABSENT_S = 60.0
-"""How long a round waits for a live member that does not join. Its workers may need 30 s to stop."""
+"""How long a round waits for a live member that does not join. The member's workers may need 30 s to stop."""
 
 _local_ids = itertools.count()
 
@@ -77,9 +77,9 @@ class RendezvousBackend(ABC):
     ) -> tuple[bytes, Token, bool] | None:
         """Replace the state that `token` names; without a token, store the first state.
 
-        Returns the stored state after the call, its token, and whether it is `state`; if another node wrote
-        first, it is that node's state. Returns None if nothing is stored, or if the result is unknown; the
-        caller then reads the state.
+        Returns the stored state after the call, its token, and whether the call stored it. If another node wrote
+        first, the stored state is that node's. Returns None if nothing is stored, or if the result is unknown;
+        the caller then reads the state.
 
         Raises `RendezvousConnectionError` or `RendezvousStateError`.
         """
@@ -123,7 +123,7 @@ class CheckedBackend:
 
 
 class BackendAccess(JobAccess):
-    """A job whose state is in a backend; the first report joins it."""
+    """A job whose state is in a backend; a node joins it with its first report."""
 
     def __init__(
         self,
@@ -328,9 +328,8 @@ class DynamicRendezvousHandler(MembershipHandler):
         membership = super().enter(
             role=role, local_world_size=local_world_size, max_restarts=max_restarts
         )
-        if (
-            is_new
-        ):  # A handler that is dropped without `shutdown` must not keep its node in the job.
+        # A handler that is dropped without `shutdown` must not keep its node in the job.
+        if is_new:
             self._release = weakref.finalize(self, _close_all, membership, self._worker_store)
         return membership
 
@@ -425,7 +424,7 @@ def check_settings(settings: RendezvousSettings) -> None:
         raise UsageError(f"--nnodes: {problem}") from None
     if settings.keep_alive_interval <= timedelta(0) or settings.keep_alive_max_attempt < 1:
         raise UsageError(
-            "--rdzv-conf: keep_alive_interval must be above 0 and keep_alive_max_attempt from 1"
+            "--rdzv-conf: keep_alive_interval must be above 0 and keep_alive_max_attempt at least 1"
         )
 
 

@@ -135,7 +135,7 @@ class CoordinatorAccess(JobAccess):
         return self._membership
 
     def advice(self, host: str) -> str:
-        """Return advice for the case that the coordinator is lost."""
+        """Return advice for a node that has lost the coordinator."""
         survives = "a job with --ha HOST,HOST,HOST survives this"
         if len(self._endpoints) > 1:
             words = ("--endpoint", self._params.endpoint, "--rdzv-id", self.run_id)

@@ -56,7 +56,7 @@ class JobAccess(ABC):
     job_token = b""
     """The part of the token that protects this job's store, after `connect`; empty without a token."""
     is_polled = False
-    """Whether the agent polls, as those of other launchers do; set before `connect`."""
+    """Whether the agent polls, as agents of other launchers do; set before `connect`."""
 
     def __init__(
         self,

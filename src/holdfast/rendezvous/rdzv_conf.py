@@ -2,9 +2,9 @@
 
 `KEYS` is the table of all keys: meaning, values, default. Keys of settings that all nodes must agree on come
 from `core.job_settings`. `parse_text` splits the flag's text; `parse` converts the parameters of a job to a
-`RendezvousConfig`. If a value is not valid, they raise a `UsageError` of one line. An unknown key causes a warning that names the most similar key, and is
-otherwise ignored, as in TorchElastic. If an unknown key may be meant to protect the job, it is an error. Times
-are seconds and may be fractional.
+`RendezvousConfig`. If a value is not valid, they raise a `UsageError` of one line. An unknown key causes a warning
+that names the most similar key, and is otherwise ignored, as in TorchElastic. If an unknown key may be meant to
+protect the job, it is an error. Times are seconds and may be fractional.
 
 `settle` is Holdfast's name for `last_call_timeout`. `timeout` is the join timeout of `static` and etcd only:
 every launch sets it, to 900 by default, so elsewhere it would always override the default of `join_timeout`.
@@ -295,8 +295,8 @@ KEYS = (
     Key("worker_store", "switch", None, ALL,
         "whether the worker of rank 0 hosts the workers' store, as with --worker-store"),
     Key("presence", "on|off", "on", ON_ETCD,
-        "whether agents keep connections to each other, so that they detect an agent's death at once; with "
-        "off, they detect it when its lease expires"),
+        "whether agents keep connections to each other, so that they detect immediately that an agent exited; "
+        "with off, they detect it when its lease expires"),
     Key("control", "on|read-only|off", "on", WITHOUT_COORDINATOR,
         "whether agents open a port at which other machines can watch and steer the job, or only watch it"),
     Key("protocol", "http|https", "http", ETCD, "the protocol of etcd"),

@@ -35,7 +35,7 @@ class EventHandler(ABC):
 
 
 class NullEventHandler(EventHandler):
-    """Does nothing with events."""
+    """Ignores events."""
 
     def record(self, event: Event) -> None:
         pass
@@ -101,7 +101,7 @@ class JsonLinesEventHandler(EventHandler):
     """Appends events as JSON lines to `<stem>-<host>-<pid>.jsonl` in a folder.
 
     Each event is one line, appended by one call, so a reader never sees a partial line and two writers never mix
-    theirs. Each node has its own file, since several may share a folder. At `FILE_BYTES_MAX` the file is
+    their lines. Each node has its own file, since several nodes may share a folder. At `FILE_BYTES_MAX` the file is
     renamed to `<name>.1`, replacing the previous one.
 
     The folder of a run is created when the first workers start, after the first events. So `folder` may be a
@@ -127,7 +127,7 @@ class JsonLinesEventHandler(EventHandler):
         self.path = ""
         """The file, once it exists."""
         self.head: tuple[str, ...] = ()
-        """Lines that begin every further file."""
+        """The first lines of every further file."""
 
     def record(self, event: Event | TimelineLine) -> None:
         """Append a line; raise `OSError` if the file cannot be written."""
@@ -174,7 +174,9 @@ class JsonLinesEventHandler(EventHandler):
         try:
             written = os.write(self._descriptor, data)
         except OSError as problem:
-            problem.filename = self.path  # So that the message of a full disk names the file.
+            problem.filename = (
+                self.path
+            )  # The message, for example of a full disk, then names the file.
             raise
         self._size += written
         self._is_line_begun = written < len(data) and (written > 0 or self._is_line_begun)

@@ -199,11 +199,11 @@ class RendezvousRecorder:
             case lifecycle.RendezvousEnded():
                 self._record("the rendezvous failed", NodeState.FAILED, error=event.error)
             case lifecycle.RunEnded() if event.error:
-                self._record("the node's part ended", NodeState.FAILED, error=event.error)
+                self._record("the run ended on this node", NodeState.FAILED, error=event.error)
             case lifecycle.RunEnded():
                 failed = event.state != "succeeded"
                 state = NodeState.FAILED if failed else NodeState.SUCCEEDED
-                self._record("the node's part ended", state, event.group_rank)
+                self._record("the run ended on this node", state, event.group_rank)
 
     def close(self) -> None:
         """Wait up to `FLUSH_S` until the handler has received all events."""
@@ -243,7 +243,7 @@ class JobEvents:
         """Raise `UsageError` if there is no destination `name`.
 
         `folder` is the job's log directory, or a function that returns it once it exists. If it is None, the job
-        has none, and no lines are written.
+        has no log directory, and no lines are written.
         """
         self._own: list[SafeHandler] = []
         self._shared: list[SafeHandler] = []
