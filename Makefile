@@ -1,4 +1,4 @@
-# Everything a newcomer needs: `make demo` and `make test` set up what they use, once.
+# `make demo` and `make test` install what they need into .venv, once.
 #
 #   make demo PYTHON=python3.12     another interpreter (3.11 or newer)
 #   make test ARGS='-k keeper'      arguments for pytest; `make bench` takes them too
@@ -16,23 +16,22 @@ SEED ?= 1
 MINUTES ?= 10
 SECONDS ?= 60
 
-# The peer that tests and benchmarks compare with. The exact pin matters: it also matches a
-# CPU-only build (2.13.0+cpu) where pip is told of one, and prefers it. A range would fetch
-# gigabytes of CUDA libraries instead.
+# Tests and benchmarks compare with this version. Keep the exact pin: if pip has an index of CPU-only
+# builds, the pin selects 2.13.0+cpu. A range would fetch gigabytes of CUDA libraries.
 TORCH ?= torch==2.13.0 numpy
 
-# What builds the documentation. Its next release, 0.0.74, requires a package (zensical-ui) that
-# was not to be found on the package index when this was pinned.
+# Builds the documentation. When this was pinned, release 0.0.74 required a package (zensical-ui)
+# that the package index did not have.
 DOCS ?= zensical==0.0.73
 
 BIN := $(VENV)/bin
 PIP = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 SETTINGS := pyproject.toml Makefile
-# For mypy, one by one: each may have a conftest.py, and mypy takes one module of a name at a time.
+# mypy checks these folders one by one: it rejects two modules of one name, such as conftest.py.
 TEST_FOLDERS := $(patsubst %/,%,$(sort $(filter-out tests/__pycache__/,$(wildcard tests/*/))))
 
-# The dependency groups of pyproject.toml as a requirements file: pip reads groups itself only
-# since 25.1, and the pip of a fresh virtual environment may be older.
+# Writes a dependency group of pyproject.toml to a requirements file. Only pip 25.1 and newer read
+# groups, and the pip of a new virtual environment may be older.
 GROUP = $(1)/bin/python -c 'import sys, tomllib; \
 	groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
 	print(*groups[sys.argv[1]], sep="\n")' $(2) > $(1)/$(2).txt
@@ -60,7 +59,7 @@ types: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.lint ## Check types only
 	$(BIN)/mypy src simulator benchmarks chaos examples $(wildcard tests/*.py)
 	set -e; for folder in $(TEST_FOLDERS); do $(BIN)/mypy $$folder; done
 
-format: $(VENV)/.lint ## Lay out the source as `make lint` wants it
+format: $(VENV)/.lint ## Format the source and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -83,7 +82,7 @@ clean: ## Remove caches and build results
 distclean: clean ## Remove the virtual environments as well
 	rm -rf $(VENV) $(DOCS_VENV)
 
-# The steps of the set-up.
+# Set-up.
 
 %/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -105,7 +104,7 @@ $(VENV)/.holdfast: $(SETTINGS) | $(VENV)/.pip
 	@touch $@
 
 $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: $(SETTINGS) | $(VENV)/.pip
-	@echo "Installing what '$*' needs into $(VENV) ..."
+	@echo "Installing the dependency group '$*' into $(VENV) ..."
 	@$(call GROUP,$(VENV),$*)
 	@$(call PIP,$(VENV)) --requirement $(VENV)/$*.txt
 	@touch $@
@@ -122,5 +121,5 @@ $(DOCS_VENV)/.docs: $(SETTINGS) | $(DOCS_VENV)/.pip
 	@$(call PIP,$(DOCS_VENV)) $(DOCS)
 	@touch $@
 
-# Kept, although they are only steps on the way.
+# Without this, make deletes these intermediate files.
 .PRECIOUS: %/bin/python %/.pip

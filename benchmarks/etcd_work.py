@@ -26,7 +26,7 @@ from benchmarks.nodes import LISTENING, Nodes, free_pairs, open_files, sockets
 from holdfast.core.etcd.calls import Put, Txn, TxnDone
 from holdfast.etcd.etcd_settings import EtcdSettings, parse_endpoints
 from holdfast.etcd.job_records import read_job
-from holdfast.etcd.local_etcd import EtcdServer
+from holdfast.etcd.local_etcd import LocalEtcd
 from holdfast.etcd.sync_client import EtcdClient
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def measure_start(count: int, lab: Lab, launcher: str) -> Samples:
     del launcher
     embedded: list[float] = []
     on_etcd: list[float] = []
-    with EtcdServer() as server:
+    with LocalEtcd() as server:
         trip_s = _round_trip_s(server.get_client())
         for _ in range(PAIRS[count]):
             embedded.append(form_s(lab, count, ()))
@@ -64,7 +64,7 @@ def measure_start(count: int, lab: Lab, launcher: str) -> Samples:
 def measure_restart(count: int, lab: Lab, launcher: str) -> Samples:
     """Kill workers one after the other; measure from each kill to the last worker's first line."""
     del launcher
-    with EtcdServer() as server:
+    with LocalEtcd() as server:
         trip_s = _round_trip_s(server.get_client())
         return _compared(restart_s(lab, count, ()), restart_s(lab, count, _flags(server)), trip_s)
 
@@ -93,7 +93,7 @@ def measure_ha_restart(count: int, lab: Lab, launcher: str) -> Samples:
 def measure_writes(lab: Lab, launcher: str) -> Samples:
     """Count the writes to etcd: for a round, in an idle second, and for a restart."""
     del launcher
-    with EtcdServer() as server:
+    with LocalEtcd() as server:
         client = server.get_client()
         few, many = (_writes(lab, count, server, client) for count in (FEW, MANY))
     return {
@@ -110,7 +110,7 @@ def measure_lost(lab: Lab, launcher: str) -> Samples:
     All timeouts have their defaults.
     """
     del launcher
-    with EtcdServer() as server:
+    with LocalEtcd() as server:
         return {
             "follower": [_lost_s(lab, _flags(server), [server.get_endpoint()], leads=False)],
             "leader": [_lost_s(lab, _flags(server), [server.get_endpoint()], leads=True)],
@@ -171,7 +171,7 @@ def _asked(endpoint: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def _flags(server: EtcdServer) -> tuple[str, ...]:
+def _flags(server: LocalEtcd) -> tuple[str, ...]:
     # A run id that ended stays closed for a while.
     name = f"bench-{next(_jobs)}"
     endpoint = server.get_endpoint()
@@ -212,7 +212,7 @@ def _kill_one(job: Nodes, node: int, count: int) -> float:
 
 
 def _writes(
-    lab: Lab, count: int, server: EtcdServer, client: EtcdClient
+    lab: Lab, count: int, server: LocalEtcd, client: EtcdClient
 ) -> tuple[float, float, float]:
     """Return the number of writes for the first round, in an idle second, and for a restart."""
     flags = ("--max-restarts", "1", *_flags(server))

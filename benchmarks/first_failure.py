@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.launching import WORKERS, BenchmarkError, Lab
-from holdfast.etcd.local_etcd import EtcdServer
+from holdfast.etcd.local_etcd import LocalEtcd
 
 if TYPE_CHECKING:
     from typing import Any
@@ -52,7 +52,7 @@ def main() -> int:
     wrong: list[str] = []
     began = time.monotonic()
     with Lab() as lab, ExitStack() as stack:
-        server = stack.enter_context(EtcdServer()) if "etcd" in args.kinds else None
+        server = stack.enter_context(LocalEtcd()) if "etcd" in args.kinds else None
         endpoint = server.get_endpoint() if server is not None else ""
         for record in args.record:
             for kind in args.kinds:

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 SAMPLES, FEATURES, NOISE = 3840, 8, 0.05
-KEPT = 2  # Checkpoints to keep. The second is for a disk that loses the newest.
+KEPT = 2  # Checkpoints to keep. The second is a fallback if the newest is damaged.
 STOP_PATIENCE_S = 60.0
 
 # The number of this start. torchrun counts only starts after a failure.
@@ -45,7 +45,8 @@ def main() -> None:
     args = parse_args()
     stop = Stop()
     signal.signal(signal.SIGTERM, stop.handle)
-    torch.set_default_dtype(torch.float64)  # Sums over workers then round to the same value.
+    # Sums over different numbers of workers then agree to 15 digits.
+    torch.set_default_dtype(torch.float64)
     dist.init_process_group("gloo")
     torch.manual_seed(args.seed)  # All workers draw the same random numbers.
     model = nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, 1))
@@ -145,7 +146,7 @@ def sync(folder: Path) -> None:
 
 
 def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load the newest checkpoint; return the next step.
+    """Load the newest checkpoint; return the number of completed steps.
 
     Rank 0 reads it for all workers. Otherwise two workers could load different files.
     """
@@ -155,7 +156,7 @@ def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
     if not size:
         return 0
     content = content or bytearray(int(size))
-    # The array shares the memory.
+    # The tensor shares the memory of `content`.
     dist.broadcast(torch.frombuffer(content, dtype=torch.uint8), src=0)
     state = torch.load(io.BytesIO(content), weights_only=True)
     model.load_state_dict(state["model"])

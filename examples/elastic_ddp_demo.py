@@ -135,7 +135,7 @@ class Demo:
         self.wait(lambda: listens in Path("/proc/net/tcp").read_text(), "no coordinator")
 
     def await_steps(self, world_size: int) -> None:
-        """Wait until workers that started after the last disturbance have done some steps."""
+        """Wait until workers that started after the last disturbance have made some steps."""
         before = self.disturbed[-1][0] if self.disturbed else -1
 
         def steps() -> list[Note]:
@@ -183,7 +183,7 @@ class Demo:
         return whole and same
 
     def train_alone(self) -> None:
-        """Do the same training in one process, without a launcher."""
+        """Run the same training in one process, without a launcher."""
         environment = {
             "RANK": "0",
             "WORLD_SIZE": "1",
@@ -201,7 +201,7 @@ class Demo:
         )
 
     def labels(self, notes: list[Note]) -> dict[int, str]:
-        """Return the disturbance before each generation that did a step."""
+        """Return the disturbance before each generation that made a step."""
         return {
             min(note.generation for note in notes if note.generation > before): label
             for before, label in self.disturbed

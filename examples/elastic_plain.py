@@ -6,8 +6,8 @@ Run it in two terminals. You can start it in a third at any time, and stop or ki
         --max-restarts 3 examples/elastic_plain.py --folder /tmp/pi
 
 The workers compute pi in numbered blocks. `RANK` and `WORLD_SIZE` assign the blocks to workers, and
-finished blocks are files in a folder that all nodes share. After any change, each worker computes those
-of its blocks that are missing. The result does not depend on which worker computed a block.
+finished blocks are files in a folder that all nodes share. After any change, each worker computes its
+missing blocks. The result does not depend on which worker computed a block.
 """
 
 from __future__ import annotations

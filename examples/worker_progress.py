@@ -21,12 +21,12 @@ def main() -> None:
     args = parse_args()
     me = worker.info()
     if me.last_end:
-        was = me.previous_world_size
-        print(f"rank {me.rank}: generation {me.generation}, was {was} workers: {me.last_end}")
+        before = f"the previous one had {me.previous_world_size} workers and ended: {me.last_end}"
+        print(f"rank {me.rank}: generation {me.generation}; {before}")
     for step in range(args.steps):
         with worker.section("a step", timeout=args.timeout):
             if me.rank == 1 and me.generation == 0 and step == args.hang_at_step:
-                time.sleep(3600)  # Real training hangs in other ways.
+                time.sleep(3600)  # Hangs.
             time.sleep(0.05)
         worker.progress(step)
     print(f"rank {me.rank} of {me.world_size}: {args.steps} steps done")

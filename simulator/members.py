@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.etcd.cluster import (
     AcceptProposal,
-    Begun,
     BootstrapProposed,
     ClusterMember,
     DropEtcd,
-    Empty,
     EtcdEnded,
     EtcdReady,
     MachineProbed,
     MemberEvent,
     MemberState,
+    NoData,
+    PortsHeld,
     ProbedState,
     ProbeMachines,
     ProposalAnswered,
@@ -146,7 +146,7 @@ class Members:
             draw=lambda: self.random.getrandbits(60),
             wall_ms=lambda: int(self.now * 1000),
         )
-        self.deliver(machine, Begun())
+        self.deliver(machine, PortsHeld())
 
     def lose(self, name: str) -> None:
         """Kill a machine's member and remove its data."""
@@ -294,7 +294,7 @@ class Members:
             state: ProbedState = None
             if self.reaches(machine, other) and not self._loses_message():
                 if other.probed_as is not None:
-                    state = Empty(other.probed_as)
+                    state = NoData(other.probed_as)
                 elif other.votes and other.data is not None and other.data.was_ready:
                     cluster = other.data.cluster
                     state = Serving(cluster.name, has_leader=other in self.quorum(cluster))

@@ -78,7 +78,7 @@ class Dashboard:
             self.token = file.read().strip()
         place = urlsplit(self.address)
         self.host, self.port = place.hostname or "", place.port or 0
-        self.cookie = self.word = ""
+        self.cookie = self.secret = ""
 
     def __enter__(self) -> Self:
         return self
@@ -108,7 +108,7 @@ class Dashboard:
         assert answer.status == 204, answer
         cookie = str(answer.headers["set-cookie"])
         self.cookie = cookie.partition(";")[0]
-        self.word = self.get("/session").json()["word"]
+        self.secret = self.get("/session").json()["secret"]
         return cookie
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
@@ -120,7 +120,7 @@ class Dashboard:
         sent = {
             "Cookie": self.cookie,
             "Origin": self.origin,
-            "X-Holdfast-CSRF": self.word,
+            "X-Holdfast-CSRF": self.secret,
             "Content-Type": "application/json",
             **(headers or {}),
         }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from holdfast.cli.dashboard_command import TokenFile
 from holdfast.control.job_client import ControlProblem
 from holdfast.net.http_server import listen_tcp
-from holdfast.views.dashboard.access import Access, draw_token
+from holdfast.views.dashboard.access import DashboardAccess, draw_token
 from holdfast.views.dashboard.watched_job import WatchedJob
 from holdfast.views.dashboard.web_server import serve
 from holdfast.wire.messages import JobSummary, NodeReport, NodeSummary, WorkerReport
@@ -96,7 +96,7 @@ async def main() -> None:
             flush=True,
         )
         watched = WatchedJob(connect, is_read_only="--read-only" in sys.argv)
-        await serve(listener, Access(token, port), watched)
+        await serve(listener, DashboardAccess(token, port), watched)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.core.supervision import StopReason
 from holdfast.observe import lifecycle
 from holdfast.observe.lifecycle import WorkerFailure, WorkerInfo
-from holdfast.observe.timeline import Line, TimelineRecorder
+from holdfast.observe.timeline import TimelineLine, TimelineRecorder
 from holdfast.views.report import records
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Timeline:
         self._booted = BOOTED + 77.0 * (1 + rank)  # Hosts were booted at different times.
         self._wall = NOON + ahead
 
-    def _add(self, line: Line) -> None:
+    def _add(self, line: TimelineLine) -> None:
         self.lines.append(line.serialize().encode() + b"\n")
 
     def note(self, event: lifecycle.LifecycleEvent) -> None:

@@ -1,4 +1,4 @@
-"""Attacks on a coordinator and its nodes, run as an attacker would; each must fail."""
+"""Attacks on a coordinator and its nodes, as an attacker would carry them out; each must fail."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class InBetween:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.tried = False
-        """Whether the attack was tried."""
+        """Whether the attack was attempted."""
         self._change = change
         self._threads = [threading.Thread(target=self._accept)]
         self._open = ExitStack()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 STOPPED = 143
 TOKEN, WRONG = "e" * 32, "f" * 32
 ELSEWHERE = "x"
-MACHINES = 4  # Those of `a`, `b` and `c`, and one without an agent.
+MACHINES = 4  # One each for `a`, `b` and `c`, and one without an agent.
 PRINTS = """
     print("first", NUMBER, "of", RANK, flush=True)
     obey()

@@ -56,7 +56,7 @@ def dashboard(job: Served) -> Iterator[Dashboard]:
 def test_token_file_is_private_and_temporary(job: Served) -> None:
     with job.dashboard() as one:
         assert stat.S_IMODE(os.stat(one.token_file).st_mode) == 0o600
-        assert one.token not in one.output, "standard output is no terminal"
+        assert one.token not in one.output, "standard output is not a terminal"
         assert one.send("GET", "/").headers["location"] == "/login"
         assert one.stop() == 130
 

@@ -28,7 +28,7 @@ ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking",
     "--disable-component-update", "--no-first-run",
 ]  # fmt: skip
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no chromium here")
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 SCRIPT = """
@@ -39,7 +39,7 @@ SCRIPT = """
         if step % 20 == 0:
             print("step", step, "loss", round(4 / (1 + step) ** 0.3, 4), flush=True)
         order = signal.sigtimedwait(ORDERS, 0.08 if RANK == "5" else 0.05)
-        # Python returns one of no signal if it is interrupted, as by py-spy, when its time is up.
+        # If py-spy interrupts the call just before its timeout, Python returns a result without a signal.
         if order is not None and order.si_signo == signal.SIGUSR2:
             raise RuntimeError(E["SAYS"])
 """
@@ -63,7 +63,7 @@ def opened(browser: Browser, dashboard: Dashboard) -> Iterator[Page]:
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda line: problems.append(line.text) if line.type == "error" else None)
-    page.on("dialog", lambda dialog: problems.append(f"it said {dialog.message}"))
+    page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
     page.on(
         "request",
         lambda one: None if one.url.startswith(dashboard.address) else problems.append(one.url),
@@ -72,7 +72,7 @@ def opened(browser: Browser, dashboard: Dashboard) -> Iterator[Page]:
     page.fill("#token", "wrong")
     page.click("text=Log in")
     expect(page.locator("#problem")).not_to_be_empty()
-    problems.clear()  # Chromium notes the 401.
+    problems.clear()  # Chromium logs the 401.
     page.fill("#token", dashboard.token)
     page.keyboard.press("Enter")
     expect(page.locator("#live")).to_have_class("live on")

@@ -71,7 +71,7 @@ def test_workers_stop_while_etcd_is_down_and_restart_without_charge(tmp_path: Pa
 
 
 def test_hanging_or_killed_etcd_member_restarts_no_worker(tmp_path: Path) -> None:
-    """All agents start with the first endpoint; each time the endpoint in use fails."""
+    """All agents start with the first endpoint. Each fault hits the endpoint in use."""
     flags = ("--max-restarts=2",)
     with running_cluster(tmp_path) as members:
         first, second, third = members.members
@@ -115,7 +115,7 @@ def test_killed_leader_restarts_workers_only_if_it_was_a_member(tmp_path: Path, 
 
 
 def make_leader(cluster: EtcdTeam, node: str, *others: str) -> None:
-    """Make a node the leader: the others are frozen, but their leases are kept."""
+    """Make a node the leader: freeze the others, which keep their leases."""
     for other in others:
         cluster.agents[other].freeze()  # A running agent could win the election again.
     cluster.etcd.raw("/v3/kv/deleterange", {"key": b64(f"{cluster.root}shared/leader".encode())})
@@ -161,7 +161,7 @@ def test_full_etcd_is_reported_and_stops_no_workers(tmp_path: Path) -> None:
         assert check_restart(cluster) == {"a": 0, "b": 0}
 
 
-# Reports its stop.
+# A worker that reports when it is stopped.
 LAST = """
 import time
 def stopped(*_):
@@ -173,7 +173,7 @@ obey()
 
 
 def test_etcd_that_stays_down_or_full_ends_the_job_after_the_limit(tmp_path: Path) -> None:
-    """Workers run until then, if they can."""
+    """Workers run until then, unless they failed."""
     for name in ("away", "full"):
         (tmp_path / name).mkdir()
     conf = f"{QUICK},coordinator_timeout=4,on_lost=run"
@@ -196,7 +196,7 @@ def test_etcd_that_stays_down_or_full_ends_the_job_after_the_limit(tmp_path: Pat
         for _ in range(2):
             what, when, _pid = one.messages.next()
             assert what == "stopped"
-            assert float(when) > gone_at + 2, "4 s, but for the time since etcd was last heard of"
+            assert float(when) > gone_at + 2, "4 s, minus the time since etcd last responded"
         for team, why in ((one, "connection refused"), (two, "database space exceeded")):
             for code, output in team.end().values():
                 last = output.splitlines()[-1]

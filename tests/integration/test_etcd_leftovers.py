@@ -69,7 +69,7 @@ def test_job_without_nodes_leaves_only_its_counters(tmp_path: Path, etcd: Etcd) 
 
 
 def test_store_of_a_round_is_removed_with_the_last_node(tmp_path: Path, etcd: Etcd) -> None:
-    """As custom agents use it: they request rounds, which share a store in etcd."""
+    """Custom agents request rounds from a handler; the nodes of a round share a store in etcd."""
     prefix = f"/tests/{tmp_path.name}"
     conf = {"etcd_prefix": prefix, "last_call_timeout": "0.2"}
     handlers = [

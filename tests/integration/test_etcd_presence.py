@@ -41,7 +41,7 @@ class Team(EtcdTeam):
 
 
 def test_killed_node_and_killed_leader_are_detected_immediately(tmp_path: Path, etcd: Etcd) -> None:
-    """Of the first node only the agent is killed; its port refuses once the keeper has killed the workers."""
+    """For the first node, only the agent is killed; its port closes once the keeper has killed the workers."""
     flags = ("--max-restarts=0",)
     with Team(tmp_path, OBEY, *flags, etcd=etcd, nnodes="1:3", conf=LONG_LEASE) as cluster:
         cluster.begin("a", "b", "c")
@@ -62,7 +62,7 @@ def test_killed_node_and_killed_leader_are_detected_immediately(tmp_path: Path, 
 def test_stopped_agent_with_broken_connections_is_not_lost(
     tmp_path: Path, etcd: Etcd, stopped: str
 ) -> None:
-    """A router breaks them twice: while the agent is stopped and does not respond, and after that."""
+    """A router breaks them twice: while the agent is stopped, and after it has resumed."""
     with Team(tmp_path, OBEY, etcd=etcd, nnodes="2", conf=LONG_LEASE) as cluster:
         cluster.begin("a", "b")
         starts = cluster.generation(2)

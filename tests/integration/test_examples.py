@@ -1,4 +1,4 @@
-"""Every example does what its header says, if it is run with the command in its header."""
+"""Every example does what its header says when it is run with the command in its header."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_demo_survives_every_change_and_leaves_nothing(tmp_path: Path) -> None:
     assert "exit codes: A 0, B 0, C -9, D 0" in done.stdout
     assert "exactly the result of a single process" in done.stdout
     assert re.search(r"left over +no processes$", done.stdout, re.MULTILINE)
-    assert " | " not in done.stdout, "a line that the demo did not expect"
+    assert " | " not in done.stdout, "the demo did not expect this line"
     assert "\033" not in done.stdout, "colours are for terminals"
     assert done.stderr == ""
     assert words_without_figures(picture_text()) <= words_without_figures(done.stdout)
@@ -192,7 +192,7 @@ def test_worker_progress_restarts_when_it_hangs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "timer expired: 'section a step'" in done.stderr
     assert "restarting all workers (restart 1 of 1)" in done.stderr
-    assert "rank 1: generation 1, was 2 workers: " in done.stdout
+    assert "rank 1: generation 1; the previous one had 2 workers and ended: " in done.stdout
     assert "rank 1 of 2: 5 steps done" in done.stdout
 
 
@@ -313,7 +313,7 @@ def test_longer_examples_say_how_to_run_them() -> None:
 
 
 # The threads of a process group that DistributedDataParallel has used do not end with the group (PyTorch 2.13). If
-# such a thread releases its last all-reduce while Python exits, the process aborts; this happens on busy machines.
+# such a thread releases its last all-reduce while Python exits, the process aborts. This happens on busy machines.
 WITH_GLOO_AT_REST = """
 import os, pathlib, runpy, sys, time
 
@@ -321,7 +321,7 @@ sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 is_at_rest = False
 while not is_at_rest:
-    time.sleep(0.01)  # Meanwhile they can have the interpreter, if that is what they wait for.
+    time.sleep(0.01)  # Meanwhile the threads can take the GIL, if they wait for it.
     stats = [(task / "stat").read_text() for task in pathlib.Path("/proc/self/task").iterdir()]
     is_at_rest = all(") S " in stat for stat in stats if "(pt_gloo_runloop)" in stat)
 """

@@ -163,7 +163,7 @@ def test_agent_with_a_stuck_loop_is_not_alive(log: pytest.LogCaptureFixture) -> 
     held = Held()
     with running(SingleNodeHandler("job"), held, log, at_start=True) as port:
 
-        def refusal() -> str | None:  # An answer of just before serves for a moment.
+        def refusal() -> str | None:  # For a moment, the loop's last response still counts.
             status, why = fetch(port, "/livez")
             return why if status == 503 else None
 

@@ -1,7 +1,7 @@
 """Real jobs whose own machines run their etcd (`--ha`).
 
-If machines matter, they have separate networks: 0, 1 and 2 are listed, 3 is not. Agents are named by their machine and
-a letter: `0a` and `0b` are two consecutive agents on machine 0.
+In tests of machines, each machine has its own network: 0, 1 and 2 are in the list of `--ha`, 3 is not. The name of an
+agent is its machine and a letter: `0a` and `0b` are two consecutive agents on machine 0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LISTED = 3
 MACHINES = 4
 # Well above the time in which etcd elects another leader.
 SOON_LOST = "keep_alive_interval=0.6,keep_alive_max_attempt=5"
-JOINED = "has a member of the cluster"
+JOINED = "is a member of the cluster"
 
 
 class OwnCluster(Cluster):
@@ -63,7 +63,7 @@ class OwnCluster(Cluster):
         return super()._run(name, command, {"LOGLEVEL": "INFO", **env})
 
     def start_member(self, name: str) -> Agent:
-        """Start a member alone."""
+        """Start a member without an agent."""
         command = [*HOLDFAST, "coordinator", "--ha", self.endpoint, "--rdzv-id", self.run_id]
         return self._run(name, command, {})
 
@@ -173,7 +173,7 @@ def test_failed_member_restarts_no_worker_and_a_killed_agent_leaves_nothing(
 
 
 def test_leader_killed_with_its_member_is_detected_immediately(tmp_path: Path, listed: str) -> None:
-    """Leases last for five minutes, so its closed connection is detected, once etcd has a new leader."""
+    """Leases last for five minutes. The others detect the closed connection once etcd has a new leader."""
     with OwnCluster(tmp_path, "2:3", listed, lost_after="keep_alive_interval=60") as cluster:
         for name in ("a", "b", "c"):
             cluster.start(name, conf=f"node_id={name}", env={"LOGLEVEL": "debug"})
@@ -209,7 +209,7 @@ def test_clients_without_the_token_are_refused_and_another_job_learns_who_holds_
 
 
 def lets_in(folder: Path, port: int, token: bytes | None) -> bool:
-    """Whether etcd responds to a client without a certificate of the job."""
+    """Whether etcd responds to a client with this token's certificate, or without a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -244,7 +244,7 @@ def test_users_certificates_protect_both_ports(tmp_path: Path, listed: str) -> N
 SAVE = """
 def save(*_):
     if AGENT == "slow":
-        time.sleep(3.5)  # Longer than a node that is cut off may run its workers.
+        time.sleep(3.5)  # Longer than a cut-off node may run its workers.
     send(f"{AGENT} saved")
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)

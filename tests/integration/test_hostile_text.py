@@ -1,4 +1,4 @@
-"""Text of workers, nodes and other users that contains terminal escapes is shown escaped."""
+"""Terminal escapes in text of workers, nodes and other users are escaped when the text is shown."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Limits of open files and of processes: a job runs, or one line names the limit to raise.
 
-Root has no limit of processes, so if the tests run as root, these jobs run as an otherwise unused user. The whole
-range of limits, for each kind of job, takes minutes and was tested by hand; the values here each cause another
+Root has no limit of processes, so if the tests run as root, these jobs run as an otherwise unused user. Testing the
+whole range of limits for each kind of job takes minutes, and was done by hand; each value here causes a different
 failure.
 """
 
@@ -87,7 +87,7 @@ class Limited:
                 continue
             if job.returncode == 0:
                 return path
-        pytest.skip("no interpreter that another user than root can run")
+        pytest.skip("no interpreter that users other than root can run")
 
     def start(self, *words: str, kind: int = 0, limit: int = 0) -> subprocess.Popen[str]:
         def begin() -> None:
@@ -109,7 +109,7 @@ class Limited:
         )
 
     def check(self, kind: int, limit: int, *words: str) -> int:
-        """Run a program until it exits; check that it exits properly, and return its exit code."""
+        """Run a program until it exits; check its exit code, output and files; return the exit code."""
         with self.start(self.python, *words, kind=kind, limit=limit) as job:
             _, err = job.communicate(timeout=PATIENCE_S)
         assert job.returncode in (0, EnvironmentProblem.exit_code), (limit, job.returncode, err)
@@ -171,13 +171,13 @@ def test_job_on_etcd_runs_or_names_the_limit_of_open_files(limited: Limited, etc
     assert limited.check(resource.RLIMIT_NOFILE, 200, *words) == 0
 
 
-@pytest.mark.skipif(not IS_ROOT, reason="what else the user runs would count")
+@pytest.mark.skipif(not IS_ROOT, reason="other processes of the user would count")
 @pytest.mark.parametrize(
     ("words", "needed"),
     [
         (run(), 4),  # The agent, its keeper and the workers; threads count as well.
         (run(*MANY), 5),
-        (("program.py", "fork"), 3),  # A worker has a thread, too, and fails without it.
+        (("program.py", "fork"), 3),  # A worker also has a thread, and fails without it.
     ],
 )
 def test_job_runs_or_names_the_limit_of_processes(

@@ -65,12 +65,12 @@ def test_only_nodes_with_the_token_can_join(tmp_path: Path) -> None:
         cluster.start("none")
         assert "token" in one_line_from(cluster, "wrong")
         assert "token" in one_line_from(cluster, "none")
-        # Neither a list of processes nor the environment of workers, which run the user's code, has it.
+        # Neither the process list nor the environment of workers, which run the user's code, contains the token.
         for agent in (cluster.agents["a"], cluster.agents["b"]):
             with open(f"/proc/{agent.pid}/cmdline", "rb") as words:
                 assert TOKEN.encode() not in words.read()
         for start in starts.values():
-            for pid in (start.pid, parent_of(start.pid)):  # Its keeper, whose it could read.
+            for pid in (start.pid, parent_of(start.pid)):  # A worker can read its keeper's environment.
                 with open(f"/proc/{pid}/environ", "rb") as variables:
                     assert b"HOLDFAST_TOKEN" not in variables.read()
             seen = tmp_path / f"environ-{start.rank}"

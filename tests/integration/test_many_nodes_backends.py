@@ -1,4 +1,4 @@
-"""Real jobs with other rendezvous: given ranks, IPv6, names, a custom handler."""
+"""Real jobs with other kinds of rendezvous: fixed ranks, IPv6, host names, a custom handler."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_static_node_can_be_lost_and_restarted(tmp_path: Path) -> None:
 
 
 def test_static_nodes_need_only_the_address_of_the_first_node(tmp_path: Path) -> None:
-    """As `torchrun` is often used: without an endpoint, but with --master-addr and --master-port."""
+    """`torchrun` is often used in this way: with --master-addr and --master-port, without an endpoint."""
     with Cluster(tmp_path, OBEY, nnodes="2", backend="static") as cluster:
         port = f"--master-port={cluster.port}"
         for rank, name in enumerate("ab"):
@@ -169,7 +169,7 @@ def agent(endpoint):
         min_nodes=1, max_nodes=3, nproc_per_node=2, run_id="job", rdzv_backend="etcd",
         rdzv_endpoint=endpoint, rdzv_configs={"last_call_timeout": 60}, max_restarts=0)
     ranks = elastic_launch(config, work)().values()
-    os.write(1, "".join(f"{rank}\\n" for rank in ranks).encode())  # Whole, among threads.
+    os.write(1, "".join(f"{rank}\\n" for rank in ranks).encode())  # One write, since threads share it.
 
 if __name__ == "__main__":
     server = EtcdServer()

@@ -97,7 +97,7 @@ def test_finished_node_without_a_coordinator_exits_with_its_workers_outcome(tmp_
             starts = cluster.generation(2)
             starts["b"].finish()
             b.wait_for_output("this node's workers have finished")
-            # It was lost for a moment and is back, but not in the round, when it is cut off.
+            # When it is cut off, it has been lost and has rejoined, but it is not in the round.
             proxy.reset()
             b.wait_for_output("standing by")
             proxy.cut()

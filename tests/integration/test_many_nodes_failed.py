@@ -71,7 +71,7 @@ def test_all_nodes_exit_with_the_first_failures_code(tmp_path: Path, how: str, c
 
 
 def test_worker_that_fails_because_of_another_is_not_blamed(tmp_path: Path) -> None:
-    """As in training: a worker dies, and the others fail because it no longer responds."""
+    """This happens in training: a worker dies, and the others fail because it no longer responds."""
     script = """
     import socket
     host, port = E["MASTER_ADDR"], int(E["MASTER_PORT"])

@@ -110,7 +110,7 @@ def test_nodes_restore_a_lost_state_without_restarting_workers(tmp_path: Path) -
 
 
 def test_agent_exits_when_the_folder_stays_unreachable(tmp_path: Path) -> None:
-    """Workers continue for the limit, and are then stopped; the agent prints the reason."""
+    """The agent stops the workers when the limit has passed, and prints the reason."""
     with in_a_folder(tmp_path, "1", conf="coordinator_timeout=2") as cluster:
         cluster.start("a")
         cluster.generation(1)
@@ -124,7 +124,7 @@ def test_agent_exits_when_the_folder_stays_unreachable(tmp_path: Path) -> None:
 
 
 def test_agent_replaces_a_dead_agent_with_its_id_but_not_a_live_one(tmp_path: Path) -> None:
-    """If no other node can detect the loss, it does so itself."""
+    """If no other node can detect the loss, the new agent detects it."""
     with in_a_folder(tmp_path, "1:2", conf=f"{QUICK_TO_NOTICE},node_id=twin") as cluster:
         cluster.start("old")
         cluster.generation(1)

@@ -137,7 +137,7 @@ def test_frozen_agent_is_fenced_when_it_resumes_and_rejoins(tmp_path: Path, team
 def test_workers_that_fail_because_of_a_silent_machine_are_not_blamed(
     tmp_path: Path, team: MakeTeam
 ) -> None:
-    """Its connections stay open, and the sockets of workers time out before its silence is detected."""
+    """Its connections stay open, and the workers' sockets time out before its silence is detected."""
     with team(tmp_path, OBEY, "--max-restarts=0", nnodes="2:3", conf=FREEZING) as cluster:
         before = cluster.form_at_host("a", "b", "c")
         for pid in [cluster.agents["b"].pid, *descendants(cluster.agents["b"].pid)]:
@@ -167,7 +167,7 @@ def test_replaced_frozen_agent_stands_by_when_it_resumes(tmp_path: Path) -> None
 
 
 def test_coordinator_that_resumes_in_time_restarts_no_worker(tmp_path: Path) -> None:
-    """By then all nodes have closed their connections to it, and reconnect."""
+    """All nodes have closed their connections to it by then, and reconnect."""
     with Cluster(tmp_path, OBEY, nnodes="3", conf=FREEZING) as cluster:
         host = cluster.start_host("a")
         cluster.start_all("b", "c")

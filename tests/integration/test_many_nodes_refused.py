@@ -117,7 +117,7 @@ def test_live_agent_keeps_its_id_and_another_with_it_is_refused(
 
 
 def test_restarted_agent_replaces_its_dead_predecessor(tmp_path: Path, team: MakeTeam) -> None:
-    """This holds even if it starts before the loss of the other is detected."""
+    """This holds even if it starts before its predecessor's loss is detected."""
     with team(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_host("a", conf=SOON_SILENT)
         old = cluster.start("old", conf=f"node_id=twin,{SOON_SILENT}")

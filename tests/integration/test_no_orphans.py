@@ -1,4 +1,4 @@
-"""Whichever process dies, and however: no process of a job is left behind."""
+"""No process of a job is left behind, whichever process dies and however it dies."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from real_jobs import Job, Watched, WorkerMessages
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Children that are hard to find: a child, a child in its own session, and a daemon that was forked twice and has no
-# parent in the job.
+# Children, most of which are hard to find: a child, children in their own sessions, and a daemon that was forked twice
+# and has no parent in the job.
 FAMILY = """
     def sleeper(**how):
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], **how).pid
@@ -63,7 +63,7 @@ def test_killing_agent_or_keeper_kills_all_processes(tmp_path: Path, victims: st
 
 
 def test_killing_agent_and_keeper_at_once_still_kills_the_workers(tmp_path: Path) -> None:
-    """The only case in which children of workers may survive, because no process is left to find them."""
+    """Only in this case may children of workers survive, because no process is left to find them."""
     with Job(tmp_path, FAMILY + "\n    have_family(); forever()\n") as job:
         family = job.messages.take(FAMILY_SIZE)
         keeper = job.keeper()

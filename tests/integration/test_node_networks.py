@@ -153,7 +153,7 @@ def test_node_cut_off_in_one_direction_is_lost(
 
 
 def test_job_survives_a_cut_of_the_coordinators_machine(tmp_path: Path, network: Network) -> None:
-    """Only silence shows it to the other nodes, which must report it within 10 s by default."""
+    """The other nodes detect only its silence. With default settings, they must report it within 10 s."""
     by_default = "keep_alive_interval=1,keep_alive_max_attempt=5"
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc", conf=by_default)
@@ -188,7 +188,7 @@ def test_nodes_exit_if_the_coordinator_stays_cut_off(tmp_path: Path, network: Ne
         assert cluster.codes()["a"] == 128 + signal.SIGTERM
 
 
-# Fails with a report of the maximum size.
+# A worker whose failure report has the maximum size.
 LONG_FAILURE = """
 signal.sigwaitinfo(ORDERS)
 for at in range(1500):
@@ -201,7 +201,7 @@ raise RuntimeError("the reason of this failure" + " and its details" * 4000)
 def test_long_failure_report_arrives_over_a_slow_link(
     tmp_path: Path, network: Network, link: str
 ) -> None:
-    """Sending takes longer than a node may be silent, but its heartbeats arrive all the time."""
+    """Sending takes longer than a node may be silent, but its heartbeats still arrive."""
     if shutil.which("tc") is None:
         pytest.skip("the command tc is not installed")
     with NetworkCluster(tmp_path, network, "2", script=LONG_FAILURE) as cluster:

@@ -194,7 +194,7 @@ def test_worker_knows_the_outcome_of_the_previous_generation(tmp_path: Path) -> 
 from holdfast import worker
 own = worker.info()
 values = (own.rank, own.generation, own.restart_count, own.previous_world_size, repr(own.last_end))
-sys.stdout.write(" ".join(map(str, values)) + "\\n")  # At once, so that lines stay apart.
+sys.stdout.write(" ".join(map(str, values)) + "\\n")  # One write per line, since two workers share it.
 sys.exit(GENERATION == "0" and RANK == "1")
 """
     with ObservedJob(tmp_path, script, "--nproc-per-node=2", "--max-restarts=1") as job:

@@ -20,7 +20,7 @@ import wave
 import chunk_of_mine
 def main():
     import filecmp
-sys.stdout.write(" ".join(["there already:", *imported]) + "\\n")  # One write: two share it.
+sys.stdout.write(" ".join(["there already:", *imported]) + "\\n")  # One write, since two workers share it.
 """
 
 

@@ -15,8 +15,8 @@ from real_teams import OBEY, TOGETHER, Cluster
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Rank 1 fails with step 12 of the first generation; the second generation continues with step 5. A step followed by
-# `sampled` is in the timeline, if there is one.
+# Rank 1 fails at step 12 of the first generation; the second generation continues at step 5. `sampled` waits until a
+# step is in the timeline.
 TRAIN = """
 import glob
 from holdfast import worker
@@ -87,7 +87,7 @@ def test_failed_job_has_a_report_without_log_dir(tmp_path: Path) -> None:
     report = report_of(folder)
     assert report["outcome"]["state"] == "failed"
     assert "no data for <this> rank" in report["outcome"]["reason"]
-    # No samples were taken while it ran, only one after it had stopped.
+    # Without --log-dir, the agent takes only one sample, after the workers have stopped.
     assert report["generations"][0]["last_step"] >= 12
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from etcd_teams import MakeTeam
     from real_teams import Cluster
 
-# When the first worker of `b` is stopped, it saves until the test orders it to finish.
+# The first worker of `b` handles its stop signal by saving, until the test orders it to finish.
 SAVES = """
 def save(*_):
     send("saving")

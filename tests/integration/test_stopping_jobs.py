@@ -98,7 +98,7 @@ def test_blocked_console_does_not_delay_a_signal(tmp_path: Path) -> None:
         assert job.end()[0] == 143
 
 
-# Rank 1 fails once the file is written to.
+# Rank 1 fails once the test opens the file for writing.
 FAILS_WHEN_TOLD = """
     send(f"leader{RANK}")
     if RANK == "1":
@@ -142,7 +142,7 @@ def test_worker_is_killed_with_its_children_after_the_timeout(tmp_path: Path) ->
 
 
 def test_shutdown_timeout_applies_after_a_failure(tmp_path: Path) -> None:
-    """torchrun always waits 30 s here, whatever --shutdown-timeout says."""
+    """torchrun always waits 30 s here, regardless of --shutdown-timeout."""
     script = STUBBORN + FAILS_WHEN_TOLD
     os.mkfifo(tmp_path / "messages.go")  # Before a worker opens it.
     with Job(tmp_path, script, "--nproc-per-node=2", "--shutdown-timeout=0.2") as job:
@@ -171,7 +171,7 @@ def test_signal_during_a_restart_ends_the_job(tmp_path: Path) -> None:
     with Job(tmp_path, script, "--nproc-per-node=2", "--max-restarts=5") as job:
         leaders = job.messages.take(2)
         os.kill(leaders["leader1"], signal.SIGKILL)
-        # Its stop is in progress.
+        # The agent is stopping the workers.
         assert job.messages.take(1) == {"ignored15-0": leaders["leader0"]}
         job.signal(signal.SIGTERM)
         os.kill(leaders["leader0"], signal.SIGKILL)

@@ -91,7 +91,7 @@ def test_reserved_ports_cannot_be_bound_by_another_user(tmp_path: Path) -> None:
         ports = [port for agent in cluster.agents.values() for _, port in listens_at(agent)]
         output = {as_user(STRANGER, lambda port=port: listen(port)) for port in ports}  # type: ignore[misc]
         assert cluster.finish(starts) == {"a": 0, "b": 0}
-    # Two per agent, and those of the coordinator and of the running generation.
+    # Two ports per agent, the coordinator's, and that of the running generation's store.
     assert len(ports) == 6
     assert all("Address already in use" in one for one in output), output
 
@@ -108,7 +108,7 @@ if RANK == "1":
     store.set("plan", "three-steps")
 send(f"plan {store.get('plan').decode()}")
 """
-# A process on a machine outside of the job is faster than rank 1.
+# A process on a machine that is not in the job sets the value before rank 1 does.
 BE_RANK_1 = """
 import sys
 from datetime import timedelta

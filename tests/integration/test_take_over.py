@@ -70,7 +70,7 @@ def test_operator_takes_over_from_a_failed_machine(tmp_path: Path, network: Netw
 def test_cut_off_coordinator_stops_when_it_detects_its_replacement(
     tmp_path: Path, network: Network
 ) -> None:
-    """The operator was wrong. Its node joins at the other coordinator, and no node returns to it."""
+    """The operator was wrong: it still runs. Its own node joins at the replacement; no node returns to it."""
     with ListCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc")
         wait_for_group(cluster, *"abc")

@@ -120,7 +120,7 @@ async def test_top_reconnects_after_the_coordinator_was_killed(tmp_path: Path) -
         await until_changed(lambda: job.header.running == 2)
         coordinator.kill()
         await until_changed(lambda: job.problem)
-        assert len(job.ranks) == 2, "what was known is still shown"
+        assert len(job.ranks) == 2, "the last known ranks are still shown"
         await asyncio.to_thread(team.start_coordinator, "second")
         await until_changed(lambda: not job.problem and job.header.running == 2)
         assert job.header.generation == 0

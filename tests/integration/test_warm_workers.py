@@ -17,7 +17,7 @@ from real_jobs import Job, Watched
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Reports how each worker was started; the first generation waits until it is stopped.
+# Each worker reports how it was started; the first generation waits until it is stopped.
 TELLS = """
     send(("warm" if "slow" in sys.modules else "cold") + RANK)
     if GENERATION == "0":

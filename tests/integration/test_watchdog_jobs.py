@@ -98,7 +98,7 @@ with {block}:
 
 
 @pytest.mark.parametrize("block", [SECTION, TIMER], ids=["section", "timer"])
-def test_report_has_the_timer_that_killed_a_worker_and_the_stacks(
+def test_report_names_the_timer_that_killed_a_worker_and_has_the_stacks(
     tmp_path: Path, block: str
 ) -> None:
     flags = ("--nproc-per-node=2", "--log-dir=logs")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from real_teams import Agent
 
-# Each node has reported before the next change.
+# Each worker prints why its generation was started, before it reports its start to the test.
 KNOWING = """
 from holdfast import worker
 own = worker.info()

@@ -22,16 +22,17 @@ from typing import Any
 from transcripts import Clock
 
 from holdfast.core.etcd.cluster import (
-    Begun,
     Bootstrap,
     BootstrapProposed,
     ClusterMember,
-    Empty,
     EtcdEnded,
     EtcdReady,
     MachineProbed,
     MemberEvent,
     MemberState,
+    MemberStopRequested,
+    NoData,
+    PortsHeld,
     ProbedState,
     ProbeMachines,
     ProposalAnswered,
@@ -41,7 +42,6 @@ from holdfast.core.etcd.cluster import (
     StartAddedEtcd,
     StartNewEtcd,
     StartProbeServer,
-    StopRequested,
     VoterNotReplaced,
     VoterReplaced,
 )
@@ -96,9 +96,9 @@ class ClusterPlayer:
     def _event(member: ClusterMember, words: list[str]) -> MemberEvent:
         match words:
             case ["begins"]:
-                return Begun()
+                return PortsHeld()
             case ["stops"]:
-                return StopRequested()
+                return MemberStopRequested()
             case ["probed", machine, *what]:
                 return MachineProbed(machine, probed_state(what))
             case ["proposed", name, *roster]:
@@ -125,7 +125,7 @@ class ClusterPlayer:
 def probed_state(words: list[str]) -> ProbedState:
     match words:
         case ["empty", incarnation]:
-            return Empty(int(incarnation))
+            return NoData(int(incarnation))
         case ["in", cluster, "with" | "without" as how, "leader"]:
             return Serving(cluster, how == "with")
     return None

@@ -20,7 +20,7 @@ import pytest
 
 from holdfast.cli.completion_command import flags_of_commands
 from holdfast.cli.run_command import build_parser
-from holdfast.control.step_rates import Progress, RankSeries, RankSummary
+from holdfast.control.step_rates import RankSeries, RankSummary, StepProgress
 from holdfast.launcher.config import FLAGS, LaunchConfig
 from holdfast.numa.visible_devices import ALWAYS, IF_SET
 from holdfast.observe.timeline import KINDS, UNRECORDED
@@ -242,14 +242,21 @@ def test_every_key_of_a_report_is_documented() -> None:
     page = DOCS / "reference" / "report-json.md"
     parts = {
         "": (model.Report, "Keys of a generation"),
-        "Keys of a generation": (model.Generation, "Keys of a node"),
-        "Keys of a node": (model.Node, "Keys of a failure"),
-        "Keys of a failure": (model.Failure, "Keys of `progress`"),
-        "Keys of `progress`": (Progress, "\0"),
+        "Keys of a generation": (model.GenerationEntry, "Keys of a node"),
+        "Keys of a node": (model.NodeEntry, "Keys of a failure"),
+        "Keys of a failure": (model.FailureEntry, "Keys of `progress`"),
+        "Keys of `progress`": (StepProgress, "\0"),
     }
     for after, (kind, until) in parts.items():
         assert table_keys(page, after, until) == set(kind.__struct_fields__)
-    inner = {model.Outcome, model.Cost, model.Span, model.NodeSpan, model.Tail, RankSeries}
+    inner = {
+        model.OutcomeEntry,
+        model.Cost,
+        model.SpanEntry,
+        model.NodeSpan,
+        model.Tail,
+        RankSeries,
+    }
     text = page.read_text()
     named = {name for kind in inner | {RankSummary} for name in kind.__struct_fields__}
     assert {name for name in named if f"`{name}`" not in text} == set()

@@ -119,7 +119,7 @@ def test_postponed_package_is_not_executed_for_its_postponed_modules() -> None:
         "from holdfast.store.tcp import embedded; import holdfast.store.store_errors\n"
         "assert type(embedded) is type(sys.modules['holdfast.store']) is PostponedModule\n"
         "from holdfast.store import MemoryStore; from holdfast.store.tcp import store_server\n"
-        "assert embedded.Access and store_server.ServingLoop and MemoryStore\n"
+        "assert embedded.HostAccess and store_server.ServingLoop and MemoryStore\n"
         "assert type(embedded) is type(sys.modules['holdfast.store']) is type(sys)"
     )
 

@@ -139,12 +139,15 @@ def test_lost_coordinator_is_reported_until_it_reconnects(
             one.report(NodePhase.RUNNING, 0)
             first.end(signal.SIGKILL)
             eventually(lambda: len(lines) == 2)
-            runs = "keep running"
+            runs = "the workers of generation 0 keep running"
             if on_lost == "stop":
-                runs = r"are stopped unless it reconnects within \d\.\d s \(on_lost=stop\)"
+                runs = (
+                    "this node stops the workers of generation 0 "
+                    r"unless it reconnects within \d\.\d s \(on_lost=stop\)"
+                )
             assert re.fullmatch(
                 rf"lost the connection to the coordinator at 127\.0\.0\.1:{first.port}, last message at "
-                rf"\d\d:\d\d:\d\d \(.+\); the workers of generation 0 {runs}",
+                rf"\d\d:\d\d:\d\d \(.+\); {runs}",
                 lines[0],
             ), lines
             assert re.fullmatch(

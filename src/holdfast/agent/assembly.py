@@ -16,7 +16,7 @@ from holdfast.core.supervision import CoordinatedSupervision, Supervision
 from holdfast.rendezvous.handler import follows_views
 
 if TYPE_CHECKING:
-    from holdfast.agent.loop import Job, Workers
+    from holdfast.agent.loop import JobPart, Workers
     from holdfast.agent.side_services import HealthServer
     from holdfast.agent.spec import WorkerSpec
     from holdfast.agent.worker_processes import ProcessSettings
@@ -73,7 +73,7 @@ def machine_and_job(
     *,
     exit_barrier_s: float,
     stuck_limit_s: float | None,
-) -> tuple[Supervision, Job]:
+) -> tuple[Supervision, JobPart]:
     """Return the machine and this node's part in the job, for one run."""
     spec = group.spec
     handler: object = spec.rdzv_handler

@@ -191,7 +191,7 @@ class LifecycleReporter:
 
     def requested(self, request: str, what: str) -> None:
         if self.observers:
-            self.report(lifecycle.Requested(*now(), request, what))
+            self.report(lifecycle.RequestCarriedOut(*now(), request, what))
 
     def generation_stopping(self, generation: int, reason: StopReason) -> None:
         self._stopping = generation

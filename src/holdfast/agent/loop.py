@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     Busy = Callable[[str], AbstractContextManager[None]]
     """`AgentLoop.busy`: a context for a wait that a signal interrupts."""
 
-    class Job(Protocol):
+    class JobPart(Protocol):
         """This node's part in the job: `agent.coordinated_job` or `agent.polled_job`."""
 
         group: WorkerGroup
@@ -211,7 +211,7 @@ class AgentLoop:
         self,
         machine: Supervision,
         workers: Workers,
-        job: Job,
+        job: JobPart,
         services: SideServices,
         *,
         group: WorkerGroup,

@@ -28,7 +28,7 @@ from holdfast.core.limits import PORT_MAX
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.net.addresses import LOOPBACK, names_loopback
 from holdfast.net.http_server import listen_tcp
-from holdfast.views.dashboard.access import Access, draw_token
+from holdfast.views.dashboard.access import DashboardAccess, draw_token
 from holdfast.views.dashboard.watched_job import WatchedJob
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ async def _serve(args: argparse.Namespace) -> None:
                 print(f"Log in with the token {token}")
             print(f"The login token is in {path}", flush=True)
         job = WatchedJob(connector.connect, is_read_only=is_read_only, log_dirs=args.log_dir)
-        await serve(listener, Access(token, port, names), job, ended)
+        await serve(listener, DashboardAccess(token, port, names), job, ended)
 
 
 async def _end_of_stdin() -> None:

@@ -56,7 +56,7 @@ def _warn_one_node(args: Namespace, config: LaunchConfig) -> None:
             **config.rdzv_configs,
         )
     )
-    if conf.job.spares:
+    if conf.job_settings().spares:
         console.warning("--spares is ignored: the job has one node")
 
 

@@ -50,7 +50,7 @@ GARBAGE_MIN = 10_000
 POSTPONED = (
     "argparse", "array", "ctypes", "dataclasses", "hmac", "importlib.metadata", "json", "re", "resource", "runpy", "selectors", "string", "struct", "subprocess", "tempfile",
     "termios", "threading", "tokenize", "traceback", "typing",
-    "holdfast.agent.blocked_workers", "holdfast.cli.parser", "holdfast.core.blame", "holdfast.core.stopping",
+    "holdfast.agent.blocked_workers", "holdfast.cli.parser", "holdfast.core.blame", "holdfast.core.job_settings", "holdfast.core.stopping",
     "holdfast.launcher.dashboard_process", "holdfast.launcher.preload", "holdfast.net.peer_user", "holdfast.numa",
     "holdfast.numa.binding", "holdfast.numa.visible_devices", "holdfast.observe.events",
     "holdfast.observe.events.destinations", "holdfast.observe.events.event_recorder", "holdfast.observe.health",
@@ -241,7 +241,8 @@ def _execute(command: Command, words: list[str]) -> None:
 
     module = import_module(command.module)
     try:
-        module.execute(module.build_parser(command.name).parse_args(words))
+        run = getattr(module, command.function)
+        run(module.build_parser(command.name).parse_args(words))
     except BrokenPipeError:
         pass  # The reader closed the pipe.
     except ModuleNotFoundError as missing:

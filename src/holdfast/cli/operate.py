@@ -1,8 +1,8 @@
 """The commands for running jobs: `ps`, `status`, `top`, `logs`, `events`, `restart`, `drain`, `undrain`, `stop`.
 
 If the user has one job on this machine, the commands find it by its agent's socket. For any other job,
-they take the same rendezvous flags and token as `holdfast run`. Each command parses its flags, calls
-`control.job_client` and prints the text that `views.tables` renders.
+they take the same rendezvous flags and token as `holdfast run`. Each function below is named in the table of
+commands (`cli.commands`); it calls `control.job_client` and prints the text that `views.tables` renders.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.cli.commands import COMMANDS
 from holdfast.cli.parser import CommandParser
 from holdfast.control import discovery
 from holdfast.control.discovery import Directory, JobChoice, local_jobs, location_of, stored_jobs
@@ -38,146 +39,72 @@ GIVE_UP_S = 60.0
 """`status --watch` exits if the job is unreachable for this long."""
 CLEAR = "\x1b[H\x1b[2J"
 
-DEFAULT_JOB = """
-Without --rdzv-endpoint, --rdzv-backend or --ha, the command uses the job that
-has an agent of yours on this machine.
-"""
-TEXTS: dict[str, tuple[str, str]] = {
-    "ps": (
-        """\
-List the jobs that have an agent of yours on this machine. With --rdzv-endpoint,
-list the jobs of a coordinator; with --rdzv-backend etcd or file, those on etcd or
-in a shared folder. With --ha, list the job of these machines.
-""",
-        """\
-examples:
-  holdfast ps
-  holdfast ps --rdzv-endpoint head:29400
-  holdfast ps --rdzv-backend etcd --rdzv-endpoint etcd0:2379
-""",
+FLAGS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "json": (["--json"], {"action": "store_true", "help": "print JSON"}),
+    "watch": (
+        ["--watch"],
+        {"action": "store_true", "help": "refresh every second, until Ctrl-C"},
     ),
-    "status": (
-        "Show the state of a job: rounds, nodes, workers, restarts and their causes;\n"
-        "progress and goodput if workers report them.\n" + DEFAULT_JOB,
-        """\
-examples:
-  holdfast status
-  holdfast status --watch
-  holdfast status nightly --json --rdzv-endpoint head:29400
-  holdfast status nightly --ha node0,node1,node2
-""",
+    "follow": (
+        ["-f", "--follow"],
+        {"action": "store_true", "help": "keep following, until Ctrl-C"},
     ),
-    "top": (
-        "Watch a job in the terminal: its nodes and ranks, their speed, and how long each\n"
-        "stage of a restart took. Keys show logs and stacks, and restart, drain or stop.\n"
-        "Requires textual: pip install 'holdfast[top]'.\n" + DEFAULT_JOB,
-        """\
-examples:
-  holdfast top
-  holdfast top nightly --rdzv-endpoint head:29400
-""",
+    "rank": (
+        ["--rank"],
+        {"default": "", "metavar": "R,R-R", "help": "only these ranks (all): 0,8-15"},
     ),
-    "logs": (
-        "Show the log files of workers (--redirects, --tee), of any rank on any node.\n"
-        + DEFAULT_JOB,
-        """\
-examples:
-  holdfast logs --follow
-      all ranks, from the start of this generation; continues after restarts
-  holdfast logs --rank 0,8-15 --tail 20
-  holdfast logs --node node7 --grep Error
-""",
+    "node": (
+        ["--node"],
+        {"default": "", "metavar": "NODE", "help": "only this node or host"},
     ),
-    "events": (
-        "Show the recent events of a job.\n" + DEFAULT_JOB,
-        """\
-examples:
-  holdfast events
-  holdfast events --follow --json
-""",
+    "tail": (
+        ["--tail"],
+        {
+            "type": int,
+            "default": -1,
+            "metavar": "N",
+            "help": "start with the last N lines of each",
+        },
     ),
-    "restart": (
-        "Restart all workers of a job, as its next generation. This does not count\n"
-        "against --max-restarts.\n" + DEFAULT_JOB,
-        """\
-examples:
-  holdfast restart --reason 'new data'
-""",
+    "grep": (
+        ["--grep"],
+        {"default": "", "metavar": "TEXT", "help": "only lines that contain this text"},
     ),
-    "drain": (
-        "Stop the workers of a node within their grace period, and start none there\n"
-        "until the node is undrained. A standby replaces the node, or the job continues\n"
-        "with fewer nodes. If too few nodes would remain, the command fails. This does\n"
-        "not count against --max-restarts.\n" + DEFAULT_JOB,
-        """\
-examples:
-  holdfast drain node7 --reason 'disk is failing'
-      NODE is a node that holdfast status lists, or a host (all of its nodes)
-""",
+    "no-prefix": (
+        ["--no-prefix", "--no_prefix"],
+        {"action": "store_true", "help": "omit the rank of each line"},
     ),
-    "undrain": (
-        "Let a drained node run workers again.\n" + DEFAULT_JOB,
-        "examples:\n  holdfast undrain node7\n",
+    "reason": (
+        ["--reason"],
+        {"default": "", "metavar": "TEXT", "help": "the reason, shown on all nodes"},
     ),
-    "stop": (
-        "Stop a job on all nodes permanently. Its agents exit with code 143.\n" + DEFAULT_JOB,
-        """\
-examples:
-  holdfast stop --reason 'wrong learning rate' --grace 60
-""",
+    "grace": (
+        ["--grace"],
+        {
+            "type": float,
+            "metavar": "SECONDS",
+            "help": "how long workers may take to exit (the value set by holdfast run)",
+        },
     ),
 }
-ACTIONS = ("restart", "drain", "undrain", "stop")
+"""The flags that rows of the table of commands name."""
 
 
 def build_parser(name: str) -> CommandParser:
-    """Return the parser of a command."""
-    description, examples = TEXTS[name]
-    operand = {"drain": " NODE [JOB]", "undrain": " NODE [JOB]", "ps": ""}.get(name, " [JOB]")
+    """Return the parser of a command, made from its row in the table of commands."""
+    row = COMMANDS[name]
     parser = CommandParser(
         prog=f"holdfast {name}",
-        usage=f"holdfast {name} [flags]{operand}",
-        description=description,
-        epilog=examples,
+        usage=f"holdfast {name} [flags] {row.operands}".rstrip(),
+        description=row.description,
+        epilog=row.examples,
     )
-    if "NODE" in operand:
+    if "NODE" in row.operands:
         parser.add_argument("node", metavar="NODE", help="a node or a host of the job")
-    if name in ("status", "events", "ps"):
-        parser.add_argument("--json", action="store_true", help="print JSON")
-    if name == "status":
-        parser.add_argument(
-            "--watch", action="store_true", help="refresh every second, until Ctrl-C"
-        )
-    if name in ("logs", "events"):
-        parser.add_argument(
-            "-f", "--follow", action="store_true", help="keep following, until Ctrl-C"
-        )
-    if name == "logs":
-        parser.add_argument(
-            "--rank", default="", metavar="R,R-R", help="only these ranks (all): 0,8-15"
-        )
-        parser.add_argument("--node", default="", metavar="NODE", help="only this node or host")
-        parser.add_argument(
-            "--tail", type=int, default=-1, metavar="N", help="start with the last N lines of each"
-        )
-        parser.add_argument(
-            "--grep", default="", metavar="TEXT", help="only lines that contain this text"
-        )
-        parser.add_argument(
-            "--no-prefix", "--no_prefix", action="store_true", help="omit the rank of each line"
-        )
-    if name in ACTIONS:
-        parser.add_argument(
-            "--reason", default="", metavar="TEXT", help="the reason, shown on all nodes"
-        )
-    if name == "stop":
-        parser.add_argument(
-            "--grace",
-            type=float,
-            metavar="SECONDS",
-            help="how long workers may take to exit (the value set by holdfast run)",
-        )
-    add_job_flags(parser, operand="JOB" in operand)
+    for flag in row.flags:
+        names, settings = FLAGS[flag]
+        parser.add_argument(*names, **settings)
+    add_job_flags(parser, operand="[JOB]" in row.operands)
     parser.set_defaults(command=name)
     return parser
 
@@ -225,35 +152,14 @@ def add_job_flags(parser: argparse.ArgumentParser, *, operand: bool) -> None:
 
 
 def choose_job(parsed: argparse.Namespace) -> None:
-    """Use the operand JOB as --rdzv-id."""
+    """Use the operand JOB, if the command has one, as --rdzv-id."""
+    if "job" not in parsed:
+        return
     if parsed.job and parsed.rdzv_id not in ("", parsed.job):
         raise UsageError(
             f"--rdzv-id: {parsed.rdzv_id!r} conflicts with JOB {parsed.job!r}; accepted: one of the two"
         )
     parsed.rdzv_id = parsed.rdzv_id or parsed.job
-
-
-def check(args: argparse.Namespace) -> None:
-    """Parse the remaining arguments. Raise `UsageError` if they are invalid or conflict."""
-    if args.command != "ps":
-        choose_job(args)
-    if args.command == "logs":
-        args.ranks = parse_ranks(args.rank)
-        if args.tail < -1:
-            raise UsageError(f"--tail: {args.tail} is not a number of lines; accepted: 0 or more")
-
-
-def execute(args: argparse.Namespace) -> None:
-    """Run a command."""
-    check(args)
-    commands: dict[str, Callable[[argparse.Namespace], Coroutine[Any, Any, None]]] = {
-        "ps": _ps,
-        "status": _status,
-        "top": _top,
-        "logs": _logs,
-        "events": _events,
-    }
-    asyncio.run(commands.get(args.command, _act)(args))
 
 
 def choice_of(args: argparse.Namespace) -> JobChoice:
@@ -272,12 +178,26 @@ async def connect(args: argparse.Namespace) -> JobClient:
     return await discovery.connect(choice_of(args), print_problem)
 
 
+def command(
+    work: Callable[[argparse.Namespace], Coroutine[Any, Any, None]],
+) -> Callable[[argparse.Namespace], None]:
+    """Make a function of the table of commands from a coroutine function."""
+
+    def run(args: argparse.Namespace) -> None:
+        choose_job(args)
+        asyncio.run(work(args))
+
+    return run
+
+
 def print_problem(line: str) -> None:
     """Print why the output is late or incomplete, for example that an agent does not respond."""
     print(f"holdfast: {line}", file=sys.stderr, flush=True)
 
 
-async def _ps(args: argparse.Namespace) -> None:
+@command
+async def list_jobs(args: argparse.Namespace) -> None:
+    """Print the jobs that have an agent here, or those at an endpoint."""
     choice = choice_of(args)
     if choice.names_endpoint:
         rows = [tables.job_row(one) for one in await _jobs_of(choice)]
@@ -303,7 +223,9 @@ async def _jobs_of(choice: JobChoice) -> list[JobSummary]:
         return await client.jobs()
 
 
-async def _status(args: argparse.Namespace) -> None:
+@command
+async def show_status(args: argparse.Namespace) -> None:
+    """Print the state of a job."""
     async with await connect(args) as client:
         last_problem = ""
         now = asyncio.get_running_loop().time
@@ -336,7 +258,9 @@ def _show_status(args: argparse.Namespace, job: JobSummary, unreached: Sequence[
         print_text((CLEAR if args.watch and sys.stdout.isatty() else "") + text)
 
 
-async def _top(args: argparse.Namespace) -> None:
+@command
+async def open_top(args: argparse.Namespace) -> None:
+    """Show a job in the terminal until the user quits."""
     from holdfast.views.top.run_top import run  # Requires textual.
 
     # textual reads from stdin and writes to stderr.
@@ -349,7 +273,9 @@ async def _top(args: argparse.Namespace) -> None:
     await run(client, lambda: connect(args))
 
 
-async def _events(args: argparse.Namespace) -> None:
+@command
+async def print_events(args: argparse.Namespace) -> None:
+    """Print the events of a job."""
     async with await connect(args) as client:
         client.agents.on_unreached = lambda line: _print_problems("events", [line])
         async for event in client.events(follow=args.follow):
@@ -359,15 +285,22 @@ async def _events(args: argparse.Namespace) -> None:
                 print_text(f"{tables.event_line(event)}\n")
 
 
-async def _logs(args: argparse.Namespace) -> None:
-    wanted = LogsQuery(ranks=args.ranks, tail=args.tail, follow=args.follow, grep=args.grep)
+@command
+async def print_logs(args: argparse.Namespace) -> None:
+    """Print what workers write to files."""
+    ranks = parse_ranks(args.rank)
+    if args.tail < -1:
+        raise UsageError(f"--tail: {args.tail} is not a number of lines; accepted: 0 or more")
+    wanted = LogsQuery(ranks=ranks, tail=args.tail, follow=args.follow, grep=args.grep)
     printer = tables.LogPrinter(prefixed=not args.no_prefix, coloured=sys.stdout.isatty())
     async with await connect(args) as client:
         on_problem = lambda line: _print_problems("logs", [line])  # noqa: E731
         await follow_logs(client, wanted, args.node, printer.show, on_problem)
 
 
-async def _act(args: argparse.Namespace) -> None:
+@command
+async def request(args: argparse.Namespace) -> None:
+    """Send a request to a job: restart, drain, undrain or stop."""
     grace_s = getattr(args, "grace", None)
     if len(args.reason) > REQUEST_WHY_CHARS_MAX:
         raise UsageError(

@@ -33,7 +33,7 @@ class InvalidFlag(Exception):
     """A value is invalid. Not a `ValueError`, whose message argparse would replace."""
 
 
-class Help(argparse.RawDescriptionHelpFormatter):
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Help with one spelling of each flag. It does not import shutil to find the width."""
 
     def __init__(self, prog: str, **options: Any) -> None:
@@ -53,7 +53,7 @@ class CommandParser(argparse.ArgumentParser):
     """A parser whose errors are one line with exit code 2, in the form of our own messages."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(formatter_class=Help, **settings)
+        super().__init__(formatter_class=HelpFormatter, **settings)
         self._positionals.title, self._optionals.title = "Arguments", "Flags"
 
     def error(self, message: str) -> NoReturn:

@@ -17,6 +17,7 @@ from holdfast.agent.spec import run_script_path
 from holdfast.cli import parser as parser_module
 from holdfast.cli.command_line import split
 from holdfast.cli.script import check_can_start, get_use_env, parse_preload, worker_command
+from holdfast.core import job_settings
 from holdfast.errors import UsageError
 from holdfast.launcher import flag_values as values
 from holdfast.launcher.config import DEFAULT_MASTER_PORT, FLAGS, Flag, LaunchConfig
@@ -100,7 +101,7 @@ def build_parser(name: str = "run") -> ScriptParser:
     for flag in FLAGS:
         _add(groups[flag.group], flag)
     other = parser.add_argument_group("Other")
-    other.add_argument(*HELP.spellings, action="help", help=HELP.meaning)
+    other.add_argument(*HELP.spellings, action="help", help=HELP.help)
     parser.add_argument("training_script", help=argparse.SUPPRESS)
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
@@ -118,11 +119,11 @@ def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
             metavar=flag.metavar,
             choices=flag.choices,
             type=_converter(flag),
-            help=flag.meaning,
+            help=flag.help,
         )
     else:
         switch = group.add_argument(
-            *flag.spellings, dest=flag.dest, action="store_true", default=default, help=flag.meaning
+            *flag.spellings, dest=flag.dest, action="store_true", default=default, help=flag.help
         )
         switch.type = _converter(flag)
 
@@ -312,9 +313,14 @@ def _has_multi_node_flags(args: argparse.Namespace) -> bool:
 
 
 def _job_wide(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the job-wide settings whose flags are set."""
-    given = [(flag, getattr(args, flag.dest, flag.default)) for flag in FLAGS if flag.key]
-    return {flag.key: value for flag, value in given if value != flag.default}
+    """Return the values of `rdzv_configs` from flags of settings that all nodes share."""
+    flags = [flag for flag in FLAGS if flag.setting and not flag.field]
+    given = [(flag, getattr(args, flag.dest, flag.default)) for flag in flags]
+    return {
+        job_settings.SETTINGS[flag.setting].key: value
+        for flag, value in given
+        if value != flag.default
+    }
 
 
 def _rdzv_configs(args: argparse.Namespace) -> dict[str, Any]:

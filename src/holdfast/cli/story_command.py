@@ -39,7 +39,7 @@ MESSAGE = re.compile(r"[^\s(),=]+/(?:status|view)#[\d.]*\d")
 DESCRIBED = re.compile(rf"({MESSAGE.pattern})(\[.*?\])")
 
 
-class Line(Value):
+class StoryLine(Value):
     """One line of a story file, which is one step."""
 
     step: str
@@ -57,7 +57,7 @@ class Line(Value):
 class Listing:
     """The steps of several files. `causes` has the index of the cause of each."""
 
-    def __init__(self, lines: Sequence[Line]) -> None:
+    def __init__(self, lines: Sequence[StoryLine]) -> None:
         self.lines = lines
         self.causes: list[int | None] = []
         steps: dict[str, int] = {}
@@ -143,20 +143,20 @@ class Listing:
         return found
 
 
-def read(paths: Iterable[str]) -> list[Line]:
+def read(paths: Iterable[str]) -> list[StoryLine]:
     """Return the lines of story files, file by file, without lines of another form.
 
     With `--story -` a file can contain other output too, but a file without any step is a mistake.
     """
-    lines: list[Line] = []
+    lines: list[StoryLine] = []
     for path in paths:
         before = len(lines)
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
                 for text in file:
                     fields = text.rstrip("\n").split("\t")
-                    if len(fields) == len(Line.__match_args__):
-                        lines.append(Line(*fields))
+                    if len(fields) == len(StoryLine.__match_args__):
+                        lines.append(StoryLine(*fields))
         except OSError as problem:
             raise UsageError(f"FILE: cannot read {path!r}: {problem.strerror}") from None
         if len(lines) == before:

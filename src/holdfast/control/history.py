@@ -518,7 +518,7 @@ class History:
                 self._stopped(event)
             case lifecycle.WorkersFailed():
                 self._failed(event)
-            case lifecycle.Requested():
+            case lifecycle.RequestCarriedOut():
                 self._requested = one_line(event.what, WHY_CHARS_MAX)
                 newest = self.newest
                 if newest is not None and newest.reason == StopReason.REQUESTED.value:

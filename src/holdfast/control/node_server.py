@@ -814,7 +814,7 @@ KINDS = {
     lifecycle.WorkerEnded: EventKind.WORKER_ENDED,
     lifecycle.WorkersFailed: EventKind.WORKERS_FAILED,
     lifecycle.WatchdogEvent: EventKind.WATCHDOG,
-    lifecycle.Requested: EventKind.REQUESTED,
+    lifecycle.RequestCarriedOut: EventKind.REQUESTED,
 }
 
 
@@ -878,7 +878,7 @@ def text_of(event: lifecycle.LifecycleEvent) -> str:
             return f"node {event.group_rank} of {event.group_world_size}" if not event.error else ""
         case lifecycle.RanksAssigned():
             return "the workers have their ranks"
-        case lifecycle.Requested():
+        case lifecycle.RequestCarriedOut():
             return event.what
         case lifecycle.WatchdogEvent():
             return f"{event.what} {event.scope}".strip()

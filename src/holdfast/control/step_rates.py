@@ -27,7 +27,7 @@ RANKS_MAX = 100_000
 
 
 class RankSeries(Struct, kw_only=True):
-    """Steps and rates of one rank at `Progress.times_s`; None while it did not run."""
+    """Steps and rates of one rank at `StepProgress.times_s`; None while it did not run."""
 
     rank: int
     steps: list[int | None]
@@ -47,7 +47,7 @@ class RankSummary(Struct, kw_only=True):
     """Steps per second in its last generation."""
 
 
-class Progress(Struct, kw_only=True):
+class StepProgress(Struct, kw_only=True):
     """Steps that workers reported with `holdfast.worker.progress`."""
 
     times_s: list[float]
@@ -78,7 +78,7 @@ class Samples(NamedTuple):
     """The median duration of a step."""
 
 
-def progress_of(generations: Sequence[Samples], end_s: float) -> Progress:
+def progress_of(generations: Sequence[Samples], end_s: float) -> StepProgress:
     """Return the steps and rates until `end_s`; the generations are in order."""
     width = end_s / INTERVALS
     ranks = sorted({rank for one in generations for rank in one.of})[:RANKS_MAX]
@@ -100,7 +100,7 @@ def progress_of(generations: Sequence[Samples], end_s: float) -> Progress:
             # If few ranks run, compare them with the previous median.
             usual[at] = usual[at - 1] or usual[at]
     heat, heat_ranks = _heat(ranks, series, usual)
-    return Progress(
+    return StepProgress(
         times_s=[_round(width * (at + 1)) for at in range(INTERVALS)],
         ranks=[series[rank] for rank in shown],
         rate_min=[_round(column[0]) if column else None for column in known],

@@ -71,7 +71,7 @@ RELAYS_MAX = 1_024
 """Pending queries to nodes of one operator."""
 
 
-class Host(Protocol):
+class QueryServer(Protocol):
     """The server, as this module uses it."""
 
     machine: CoordinatorMachine
@@ -118,7 +118,7 @@ class StatusWait:
 class Operators:
     """The operators of one coordinator, and the nodes that answer their queries."""
 
-    def __init__(self, host: Host, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, host: QueryServer, loop: asyncio.AbstractEventLoop) -> None:
         self._host, self._loop = host, loop
         self._relays: dict[int, Relay] = {}  # By the id of the query to the node.
         self._by_operator: dict[tuple[ServerConnection, int], int] = {}

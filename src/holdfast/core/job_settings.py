@@ -1,8 +1,8 @@
 """`JobSettings`: the settings that all nodes of a job share.
 
 Each setting is declared here, once: its type, limits, key in `--rdzv-conf` and description. The declaration
-generates the key in `rendezvous.rdzv_conf`, the tables of the documentation, the validation of received
-values, and the check that all nodes have equal settings. `JobSettings` itself passes unchanged from the
+generates the key in `rendezvous.rdzv_conf`, the meaning of the flag, the tables of the documentation, the
+validation of received values, and the check that all nodes have equal settings. `JobSettings` itself passes unchanged from the
 command line to `core.rounds`.
 
 To add a setting, declare it, use it and document it. A setting with a flag also needs a row in the table of
@@ -12,7 +12,7 @@ flags, `launcher.config`.
 from enum import Enum
 from typing import Annotated, Any, NamedTuple, get_args
 
-from holdfast.core.limits import COUNTER_MAX, NODES_MAX, SETTLE_S_MAX
+from holdfast.core.limits import COUNTER_MAX, NODES_MAX, SETTLE_S_MAX, check_node_range
 from holdfast.core.ranks import RankOrder
 from holdfast.core.values import Value
 
@@ -54,8 +54,14 @@ class JobSettings(NamedTuple):
 
     min_nodes: Annotated[int, Setting(flag="--nnodes", least=1, most=NODES_MAX)]
     max_nodes: Annotated[int, Setting(flag="--nnodes", least=1, most=NODES_MAX)]
-    # A negative number means 0.
-    max_restarts: Annotated[int, Setting(flag="--max-restarts", least=-COUNTER_MAX)] = 0
+    max_restarts: Annotated[
+        int,
+        Setting(
+            meaning="restart all workers up to N times when one fails",
+            least=-COUNTER_MAX,  # A negative number means 0.
+            flag="--max-restarts",
+        ),
+    ] = 0
     spares: Annotated[
         int,
         Setting(
@@ -113,8 +119,7 @@ def check_settings(settings: JobSettings) -> None:
         value = getattr(settings, name)
         if not least <= value <= most:
             raise ValueError(f"{name} {value} is not between {least} and {most}")
-    if settings.min_nodes > settings.max_nodes:
-        raise ValueError(f"min_nodes {settings.min_nodes} is above max_nodes {settings.max_nodes}")
+    check_node_range(settings.min_nodes, settings.max_nodes)
 
 
 def differences(mine: JobSettings, theirs: JobSettings) -> list[tuple[str, str, str]]:

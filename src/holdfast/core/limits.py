@@ -40,6 +40,15 @@ CONTROL_KEY_BYTES = 16
 SETTLE_S_MAX = 86_400.0
 AWAY_S_MAX = 10 * 366 * 86_400.0
 
+
+def check_node_range(least: int, most: int) -> None:
+    """Raise `ValueError` unless a job can have from `least` to `most` nodes."""
+    if not 1 <= least <= most:
+        raise ValueError(
+            f"{least}:{most} is not a range of nodes; accepted: MIN:MAX, from 1, MIN <= MAX"
+        )
+
+
 COUNTER_MAX = 2**62
 """The limit of counters and random numbers: terms, revisions, generations and so on. msgpack can encode
 numbers below 2**64. Even a hostile value stays below that when it is incremented."""

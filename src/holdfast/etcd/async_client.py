@@ -1,11 +1,11 @@
 """A client of etcd for asyncio; it belongs to one running loop.
 
 A client uses one endpoint at a time. If that endpoint does not respond, or has no leader, the client switches to
-the next: idle connections are dropped and watches end, and their owners reopen them there. So if one call
-detects that etcd hangs, all watches learn of it immediately.
+the next: it drops idle connections and ends all watches, which their owners then reopen at the new endpoint. So if
+one call detects that etcd hangs, all watches end immediately.
 
-A call tries one endpoint after another within its limit, as long as nothing was done so far, or doing it twice
-is harmless. Otherwise the result is `ProblemKind.UNREACHABLE`.
+Within its limit, a call tries one endpoint after another, provided that etcd has not performed the request, or that
+performing it twice is harmless. Otherwise the result is `ProblemKind.UNREACHABLE`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from holdfast.core.etcd.calls import (
 from holdfast.errors import HoldfastError
 from holdfast.etcd import json_gateway
 from holdfast.etcd.diagnose import diagnose_silence
-from holdfast.etcd.json_gateway import OK, Handling, Refusal, decode_refusal
+from holdfast.etcd.json_gateway import OK, GatewayRefusal, Handling, decode_refusal
 from holdfast.etcd.optional_h11 import require_h11
 from holdfast.etcd.transport import (
     ConnectionFault,
     ConnectionProblem,
     HttpConnection,
-    Reply,
+    HttpReply,
     open_connection,
 )
 from holdfast.net.endpoints import format_endpoint
@@ -54,7 +54,7 @@ is not a failure."""
 LEADERLESS_PAUSE_S = 0.1
 """The pause before all endpoints are tried again if none has a leader; elections take about a second."""
 TRY_S_MIN = 0.01
-"""An endpoint is not tried with less time than this: it could only fail."""
+"""With less time left than this, no endpoint is tried: the attempt could only fail."""
 SHARE_S_MIN = 0.001
 
 NO_TIME = Problem(ProblemKind.UNREACHABLE, "there was no time for a request")
@@ -80,7 +80,7 @@ class WatchHandle:
         self._over = False
         self._connection: HttpConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._refusal: Refusal | None = None
+        self._refusal: GatewayRefusal | None = None
 
     def cancel(self) -> None:
         """End the watch; no callback is called after this."""
@@ -101,10 +101,10 @@ class WatchHandle:
 
     async def follow(
         self, connection: HttpConnection, token: str, limit_s: float
-    ) -> Problem | Refusal:
+    ) -> Problem | GatewayRefusal:
         """Deliver changes until the watch ends; return why it ended.
 
-        A `Refusal` means that etcd never confirmed the watch: another endpoint or token may help. Raises
+        A `GatewayRefusal` means that etcd never confirmed the watch: another endpoint or token may help. Raises
         `ConnectionProblem` if there was no response before that.
         """
         timer = self._begin(connection, limit_s)
@@ -131,7 +131,7 @@ class WatchHandle:
 
     def _take(self, line: bytes) -> None:
         events = json_gateway.decode_line(line)
-        if isinstance(events, Refusal):
+        if isinstance(events, GatewayRefusal):
             self._refusal = events
             assert self._connection is not None
             self._connection.abort(events.problem.why)
@@ -145,9 +145,9 @@ class WatchHandle:
 
 
 class AuthenticationRefused(Exception):
-    """etcd refuses this user and password."""
+    """etcd rejects this user and password."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: GatewayRefusal) -> None:
         super().__init__(refusal.problem.why)
         self.refusal = refusal
 
@@ -203,7 +203,7 @@ class AsyncEtcdClient:
         """Return etcd's response, or a `Problem`; raises nothing but `CancelledError`.
 
         The limit, by default `settings.call_s`, covers all endpoints together. If an endpoint exceeds it, the client
-        switches to another one, and all watches end. So it must be long enough for a slow etcd.
+        switches to another one, and all watches end. So the limit must be long enough for a slow etcd.
         """
         limit_s = self.settings.call_s if limit_s is None else limit_s
         deadline = self._loop.time() + limit_s
@@ -235,7 +235,7 @@ class AsyncEtcdClient:
                 self._refused(at, attempts, error.refusal, "")
                 continue
             answer = json_gateway.decode(request, reply.status, reply.body)
-            if not isinstance(answer, Refusal):
+            if not isinstance(answer, GatewayRefusal):
                 self._note_response(at)
                 return answer
             self._refused(at, attempts, answer, token)
@@ -243,7 +243,7 @@ class AsyncEtcdClient:
 
     async def _request(
         self, at: int, attempts: Attempts, path: str, body: bytes, token: str
-    ) -> Reply:
+    ) -> HttpReply:
         connection = self._take_idle(at) or await self._connect(at, attempts)
         try:
             limit_s = attempts.answer_s(self._loop.time())
@@ -320,7 +320,7 @@ class AsyncEtcdClient:
             # The request itself has not been sent yet.
             raise ConnectionProblem(problem.why, problem.kind, problem.fault) from None
         token = json_gateway.decode_token(reply.status, reply.body)
-        if isinstance(token, Refusal):
+        if isinstance(token, GatewayRefusal):
             raise AuthenticationRefused(token)
         return token
 
@@ -334,12 +334,12 @@ class AsyncEtcdClient:
         on_changes: Callable[[int, tuple[Change, ...]], None],
         on_ended: Callable[[Problem], None],
     ) -> WatchHandle:
-        """Watch a key, or all from `key` up to `end`, from a revision on.
+        """Watch a key, or all keys from `key` up to `end`, starting at a revision.
 
         `on_changes` gets the revision of the last change and all changes of one or more
         transactions, in order; `on_ended` gets the reason, once, and not after `cancel` or `close`.
-        Neither may block. To watch again, begin at the last revision + 1, and after a pause: an
-        endpoint that is down refuses at once.
+        Neither may block. To watch again, start at the last revision + 1 and after a pause,
+        because an endpoint that is down refuses the connection immediately.
         """
         handle = WatchHandle(
             json_gateway.encode_watch(key, end, start_revision), on_changes, on_ended
@@ -393,7 +393,7 @@ class AsyncEtcdClient:
     async def _explained(
         self, at: int, attempts: Attempts, problem: ConnectionProblem
     ) -> ConnectionProblem:
-        """Return a better explanation of a problem with an endpoint that has never responded, if there is one."""
+        """Return the problem, with a better explanation if the endpoint has never responded and one is found."""
         if problem.fault is not ConnectionFault.SILENT or at in self._responded or self._closed:
             return problem
         host, port = self.settings.endpoints[at]
@@ -405,14 +405,14 @@ class AsyncEtcdClient:
             limit_s=attempts.connect_s(self._loop.time()),
             on_opened=self._keep,
         )
-        why = f"{problem.why} (it is not etcd, or a proxy that cannot reach one)"
+        why = f"{problem.why} (it is not etcd, or it is a proxy that cannot reach etcd)"
         return better or ConnectionProblem(why, problem.kind, written=problem.written)
 
     def _failed(self, at: int, attempts: Attempts, problem: ConnectionProblem) -> None:
         attempts.failed(at, Problem(problem.kind, problem.why), written=problem.written)
         self._leave(at, problem.why)
 
-    def _refused(self, at: int, attempts: Attempts, refusal: Refusal, token: str) -> None:
+    def _refused(self, at: int, attempts: Attempts, refusal: GatewayRefusal, token: str) -> None:
         if attempts.refused(at, refusal, can_renew=bool(self.settings.user)):
             if self._token == token:  # Otherwise another call has renewed it already.
                 self._token = None
@@ -425,7 +425,7 @@ class AsyncEtcdClient:
     def _note_response(self, at: int) -> None:
         """Use the endpoint that responded, if the current one did not.
 
-        A late response of an endpoint that the client left is no reason to return to it.
+        The client does not return to an endpoint that it has left because of a late response.
         """
         if at == self._current or self.endpoint in self.tried:
             self._use(at)
@@ -521,7 +521,7 @@ class Attempts:
         return max(min(share_s, CONNECT_S), SHARE_S_MIN)
 
     def answer_s(self, now: float) -> float:
-        """Return how long to wait for a response: all the time left if no other endpoint may be tried then."""
+        """Return how long to wait for a response: all the time left, unless other endpoints may be tried next."""
         left_s = self._deadline - now
         if self._may_repeat:
             left_s /= self._endpoints - len(self._tried)
@@ -534,7 +534,7 @@ class Attempts:
         if written and not self._may_repeat:
             self._leaderless, self.over = None, True
 
-    def refused(self, at: int, refusal: Refusal, *, can_renew: bool) -> bool:
+    def refused(self, at: int, refusal: GatewayRefusal, *, can_renew: bool) -> bool:
         """Note a refusal; return whether to renew the token."""
         handling = refusal.handling
         if handling is Handling.RENEW_TOKEN and can_renew and not self._renewed:

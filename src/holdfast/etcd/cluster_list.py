@@ -5,8 +5,8 @@ machine has two ports: one for clients and the next one for the other members. B
 authentication:
 
 =================================  ================================================================
-`tls_cert`, `tls_key`, `tls_ca`    both sides show these certificates
-a token                            both sides show certificates made with it (`net.token_certificates`)
+`tls_cert`, `tls_key`, `tls_ca`    both sides present these certificates
+a token                            both sides present certificates made with it (`net.token_certificates`)
 neither                            plain HTTP: on loopback, or with `auth=none`
 =================================  ================================================================
 """
@@ -37,7 +37,7 @@ FLAG = "--ha"
 DEFAULT_PORT = 29410
 MACHINES_MAX = 7
 """With more machines, every decision waits for more of them."""
-PORT_MAX = 65_534  # The next one is for the members.
+PORT_MAX = 65_534  # The members use the next port.
 RECORD = b"/holdfast/cluster"
 """The key of the cluster's own record, which names its job."""
 CLAIM = b"/holdfast/claim"
@@ -130,7 +130,7 @@ def parse_machines(text: str, *, source: str = FLAG) -> tuple[tuple[str, int], .
             what = f"{part!r} {problem}" if part else f"{text!r} has an empty entry"
             raise UsageError(
                 f"{source}: {what if text else 'no machine is given'}; accepted: HOST or HOST:PORT of up "
-                f"to {MACHINES_MAX} machines, with commas"
+                f"to {MACHINES_MAX} machines, separated by commas"
             ) from None
         machines.append((host, port))
     taken: dict[tuple[str, int], tuple[str, int]] = {}
@@ -143,8 +143,8 @@ def parse_machines(text: str, *, source: str = FLAG) -> tuple[tuple[str, int], .
             both = f"{names[0]!r} and {names[1]!r}, which both need port {port} of one machine"
             what = f"{names[0]!r} twice" if other == one else both
             raise UsageError(
-                f"{source}: {text!r} has {what}; accepted: one entry for each machine, which has its "
-                "port and the next"
+                f"{source}: {text!r} has {what}; accepted: one entry for each machine, which uses "
+                "this port and the next"
             )
     if len(machines) > MACHINES_MAX:
         raise UsageError(f"{source}: {len(machines)} machines; accepted: up to {MACHINES_MAX}")
@@ -152,7 +152,7 @@ def parse_machines(text: str, *, source: str = FLAG) -> tuple[tuple[str, int], .
 
 
 def _machine(host: str) -> str:
-    """Return one name for the names of loopback."""
+    """Return the host in lower case, or one name for all names of loopback."""
     return LOCALHOST if host.lower() in (LOCALHOST, "127.0.0.1", "::1") else host.lower()
 
 
@@ -187,7 +187,7 @@ def cluster_list(
         )
     if files is not None:
         return ClusterList(run_id=run_id, machines=machines, files=files, server_name=server_name)
-    # All machines have the same list, so all decide alike: a token unless every entry is loopback.
+    # All machines have the same list, so they decide alike: use a token unless every entry is loopback.
     host = next((one for one, _ in machines if not names_loopback(one)), machines[0][0])
     token = choose_token(host, environ, token_file=token_file, auth=auth, make=make_token)
     return ClusterList(
@@ -200,7 +200,7 @@ def cluster_list(
 class Certificates:
     """The certificates of one process, as files until `close`.
 
-    The files are in memory, so nothing of them remains however the process exits.
+    The files are in memory, so none of them remains, however the process exits.
     """
 
     def __init__(self, of: ClusterList, *, serves: bool = False) -> None:

@@ -45,7 +45,6 @@ from holdfast.core.etcd.calls import (
 )
 from holdfast.core.etcd.cluster import (
     AcceptProposal,
-    Begun,
     Bootstrap,
     BootstrapProposed,
     ClusterMember,
@@ -54,6 +53,8 @@ from holdfast.core.etcd.cluster import (
     EtcdReady,
     MachineProbed,
     MemberState,
+    MemberStopRequested,
+    PortsHeld,
     ProbeMachines,
     ProposalAnswered,
     Propose,
@@ -66,7 +67,6 @@ from holdfast.core.etcd.cluster import (
     StartProbeServer,
     StopEtcd,
     StopProbeServer,
-    StopRequested,
     VoterNotReplaced,
     VoterReplaced,
     majority,
@@ -113,13 +113,13 @@ FOLDER_PREFIX = "holdfast-ha-"
 LOCK = "lock"
 READY_AGAIN_S = 0.5  # Only for an etcd that does not report that it is ready.
 REPORT_AFTER_S = 2.0
-"""A wait is not reported before this time."""
+"""Shorter waits are not reported."""
 CLAIM_TTL_S = 60
 """Covers removing a member, adding the new one, and the time it needs to catch up."""
 CLAIM_AGAIN_S = 0.5
 CLAIM_S = 30.0
 LINGER_S = 30.0
-"""How long a member that nodes still need continues at most: as long as workers may take to stop."""
+"""The maximum time that a member continues because nodes still need it: as long as workers may take to stop."""
 LINGER_AGAIN_S = 0.1
 UNREACHED_S = 0.5
 STOP_S = 1.0  # Handing over the leadership takes milliseconds if another member can take it.
@@ -127,9 +127,9 @@ STOP_S = 1.0  # Handing over the leadership takes milliseconds if another member
 TIMING = ("--heartbeat-interval=100", "--election-timeout=1000")
 KEPT_REVISIONS = 10_000
 BOOTSTRAP_STAGGER_S = 0.2
-"""Between the starts of the members of a new cluster. etcd asks each peer whether it knows the cluster
-before it responds itself, and waits a second for each that listens: members that start together wait
-for each other."""
+"""The time between the starts of the members of a new cluster. A starting etcd does not respond until it has
+asked each peer about the cluster, and it waits a second for each peer that listens. So members that start together
+would wait for each other."""
 
 
 def remove_orphans(temporary: str) -> None:
@@ -233,7 +233,7 @@ class EtcdMember:
         self._make_folder()
         self._began = True
         self._spawn(self._perform_all())
-        self._handle(Begun())
+        self._handle(PortsHeld())
 
     def _make_folder(self) -> None:
         remove_orphans(os.path.dirname(self._folder))
@@ -369,8 +369,8 @@ class EtcdMember:
             f"--initial-cluster-token=holdfast-{token}",
             *TIMING,
             "--unsafe-no-fsync",
-            # The check delays a returning machine by five seconds. What it prevents cannot happen here:
-            # one voter is replaced at a time, and by a majority of the others.
+            # The check delays a returning machine by five seconds. It prevents a loss of the majority, which
+            # cannot happen here: a majority of the others replaces one voter at a time.
             "--strict-reconfig-check=false",
             "--auto-compaction-mode=revision",
             f"--auto-compaction-retention={KEPT_REVISIONS}",
@@ -379,7 +379,7 @@ class EtcdMember:
             *self._tls_flags(),
         ]
         env = environment()
-        env.pop("RANK", None)  # etcd belongs to the job, and is not a worker: `local_workers`.
+        env.pop("RANK", None)  # etcd belongs to the job, but is not a worker (see `local_workers`).
         env["TORCHELASTIC_RUN_ID"] = self._list.run_id
         with open(f"{self._folder}/log", "ab") as log:
             self._process = process = EtcdProcess(command, log=log, env=env, folder=self._folder)
@@ -414,7 +414,7 @@ class EtcdMember:
         )  # fmt: skip
 
     async def _wait_ready(self, process: EtcdProcess) -> None:
-        """Check whether etcd serves each time it may have become ready."""
+        """Check whether etcd serves, whenever it may have become ready."""
         while process is self._process:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(READY_AGAIN_S):
@@ -478,7 +478,7 @@ class EtcdMember:
     # Joining an existing cluster.
 
     async def _claim(self, cause: str) -> None:
-        """Replace the voter of this machine; a lease ensures that one machine does so at a time."""
+        """Replace the voter of this machine; a lease ensures that only one machine at a time does so."""
         voters: tuple[str, ...] | str = ""
         try:
             async with asyncio.timeout(CLAIM_S):
@@ -545,10 +545,10 @@ class EtcdMember:
         needed, count = majority(len(self._list.names)), len(self._list.names)
         self._wait_reason = "the cluster is about to start"
         if progress.state is MemberState.SERVING:
-            console.info(f"this machine, {self._entry.name}, has a member of the cluster")
+            console.info(f"this machine, {self._entry.name}, is a member of the cluster")
             return
         if progress.state is MemberState.REPLACING:
-            console.info(f"this machine, {self._entry.name}, joins the cluster")
+            console.info(f"this machine, {self._entry.name}, is joining the cluster")
             return
         if progress.leaderless:
             text = (
@@ -623,7 +623,7 @@ class EtcdMember:
             return
         if self._machine.state is MemberState.SERVING and linger_s:
             await self._linger(linger_s)
-        self._handle(StopRequested())
+        self._handle(MemberStopRequested())
         await self._effects.join()
         for task in self._tasks:
             task.cancel()

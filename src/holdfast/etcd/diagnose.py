@@ -1,9 +1,9 @@
-"""Finds out why an endpoint closes connections without a response, by one more connection of another kind.
+"""Finds out why an endpoint closes connections without a response, by opening one more connection in another way.
 
-An etcd with TLS closes a plain connection, and one without TLS closes a TLS handshake, both without a reason. An
-etcd that rejects the client's certificate reports that after the handshake, while the request is under
-way; its reason or the end of the connection may arrive first. Retrying helps in none of these cases,
-so they are reported at once.
+An etcd with TLS closes a plain connection, and an etcd without TLS closes a TLS handshake; neither gives a reason.
+An etcd that rejects the client's certificate reports that after the handshake, while the request is under
+way; its reason or the end of the connection may arrive first. Retrying does not help in any of these cases,
+so they are reported immediately.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def diagnose_silence(
 ) -> ConnectionProblem | None:
     """Return why an endpoint sent nothing, if that can be found out within the limit.
 
-    `on_opened` receives each connection, whose owner may abort it.
+    `on_opened` receives each connection, so that its owner can abort it.
     """
     try:
         async with asyncio.timeout(limit_s):
@@ -60,7 +60,7 @@ async def _diagnose_plain(
     """Find out whether the endpoint uses TLS."""
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anybody.check_hostname = False
-    anybody.verify_mode = ssl.CERT_NONE  # Nothing is sent: only whether it uses TLS matters.
+    anybody.verify_mode = ssl.CERT_NONE  # Nothing is sent; this only tests for TLS.
     try:
         connection = await open_connection(host, port, tls=anybody, limit_s=limit_s)
     except ConnectionProblem as problem:

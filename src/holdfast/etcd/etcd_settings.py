@@ -1,4 +1,4 @@
-"""Where etcd is and how to authenticate, as the user wrote it.
+"""The endpoints of etcd and the means to authenticate, as the user wrote them.
 
 Only `tls_context` opens files; nothing is resolved or connected here.
 """
@@ -20,11 +20,11 @@ DEFAULT_PORT = 2379
 ENDPOINTS_MAX = 16
 """A cluster of etcd has three, five or seven members; more endpoints are a mistake."""
 NAMES = ("cert", "key", "cacert")
-"""What `--rdzv-conf` calls the files of certificate, key and CA."""
+"""The names of the files of certificate, key and CA in `--rdzv-conf`."""
 
 
 class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach one etcd, or one cluster of it."""
+    """The settings to reach one etcd, or one cluster of etcd."""
 
     endpoints: tuple[tuple[str, int], ...]
     """Host and port of each member; the first is used as long as it responds."""
@@ -59,7 +59,7 @@ class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
         return ",".join(format_endpoint(host, port) for host, port in self.endpoints)
 
     def __repr__(self) -> str:
-        """Show everything but the password: logs contain this."""
+        """Show everything except the password, because logs contain this."""
         shown = {name: getattr(self, name) for name in self.__struct_fields__}
         if self.password:
             shown["password"] = "..."  # noqa: S105 (instead of one)
@@ -101,7 +101,7 @@ def parse_endpoints(
     if len(schemes) > 1:
         raise UsageError(
             f"{source}: only some etcd endpoints have https://",
-            hint="write it before all or none",
+            hint="write https:// before all of them or none",
         )
     if len(endpoints) > ENDPOINTS_MAX:
         raise UsageError(f"{source}: {len(endpoints)} etcd endpoints; at most {ENDPOINTS_MAX}")

@@ -5,8 +5,8 @@ Changes are transactions, waits are watches; `store_layout` lists the keys used 
 - With `ttl_s`, written keys exist while the store or a clone of it is open; etcd deletes them `ttl_s` seconds
   after `close` or the exit of the process. Without it they stay forever. The last writer of a key determines
   its lifetime.
-- If etcd is lost during a call, the call raises `DistNetworkError`; it may have been performed. Only waits
-  continue.
+- If etcd is lost during a call, the call raises `DistNetworkError`, although etcd may have performed it. Waits
+  continue instead.
 - By default etcd accepts no value above 1.5 MiB (its `--max-request-bytes`).
 """
 
@@ -56,7 +56,8 @@ TXN_BYTES_MAX = 1024 * 1024
 ATTEMPTS_MAX = 1000
 """How often a change is retried because another writer was faster; then an error is raised."""
 PAUSE_S_MIN, PAUSE_S_MAX = 0.005, 0.4
-"""The maximum of the random pause between attempts. With shorter pauses many writers need more attempts."""
+"""The random pause between attempts has a maximum that doubles from the first value to the second. With shorter
+pauses many writers need more attempts."""
 UNREACHABLE_PAUSE_S_MIN, UNREACHABLE_PAUSE_S_MAX = 0.01, 1.0
 """The pause between two attempts to watch while etcd is unreachable."""
 READ_S_MIN = 3.0
@@ -95,7 +96,7 @@ class Transactions:
     def read(
         self, ranges: Sequence[KeyRange], *, keys_only: bool = False, limit_s: float | None = None
     ) -> list[RangeRead]:
-        """Read ranges, atomically if they fit one transaction."""
+        """Read ranges, atomically if they fit into one transaction."""
         reads: list[RangeRead] = []
         for begin in range(0, len(ranges), TXN_OPS_MAX):
             some = ranges[begin : begin + TXN_OPS_MAX]
@@ -108,7 +109,7 @@ class Transactions:
         return _first(self.read([place])[0].found)
 
     def write(self, values: dict[KeyRange, bytes]) -> None:
-        """Write keys, atomically if they fit one transaction."""
+        """Write keys, atomically if they fit into one transaction."""
         for some in _portions(values):
             self.transact(success=some)
 
@@ -198,7 +199,7 @@ def _portions(values: dict[KeyRange, bytes]) -> Iterator[list[Put]]:
         yield some
 
 
-class Wait:
+class KeyWait:
     """Waits for keys with a watch on a missing key, without polling.
 
     It waits for missing keys one after the other. When none is missing, one read of all keys shows whether
@@ -243,7 +244,7 @@ class Wait:
             missing = [name for name in reads if name not in accepted]
             if not missing and len(reads) == len(self._ranges):
                 seen = {name: one.create_revision for name, one in accepted.items()}
-                # Keys that do not fit one transaction are read twice. If all were present both times and
+                # Keys that do not fit into one transaction are read twice. If all were present both times and
                 # none was created again, all were present at the same time in between.
                 if len(reads) <= TXN_OPS_MAX or seen == seen_before:
                     return accepted
@@ -288,7 +289,7 @@ class Wait:
         return dict(zip(names, reads, strict=True))
 
     def _read_again(self, names: Iterable[str]) -> dict[str, RangeRead]:
-        """Read as soon as etcd responds."""
+        """Read; retry until etcd responds."""
         while True:
             try:
                 return self._read(names)
@@ -409,7 +410,7 @@ class EtcdStore:
     def wait(self, keys: Sequence[str], override_timeout: timedelta | float | None = None) -> None:
         """Wait until all keys exist at the same time; `StoreTimeoutError` names the missing ones."""
         ranges = {key: self._keys.either(key) for key in keys}
-        Wait(self._calls, ranges, self._seconds(override_timeout), keys_only=True).result()
+        KeyWait(self._calls, ranges, self._seconds(override_timeout), keys_only=True).result()
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all keys exist."""
@@ -450,7 +451,7 @@ class EtcdStore:
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of all keys, after waiting until all have one."""
         ranges = {key: self._keys.value(key) for key in keys}
-        found = Wait(self._calls, ranges, self._timeout_s).result()
+        found = KeyWait(self._calls, ranges, self._timeout_s).result()
         return [found[key].value for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
@@ -473,9 +474,9 @@ class EtcdStore:
         keys = (self._keys.key_of(one.key) for one in read.found)
         return [key for key in keys if key is not None]
 
-    # A queue: one key has the range of values, and each value is a separate key. So the cost of a push or
-    # pop does not depend on the length. If the lease of a value's writer has ended, a pop skips the value,
-    # but `queue_len` counts it until then.
+    # A queue: one key stores the number of the first value and the count, and each value is a separate key. So
+    # the cost of a push or pop does not depend on the length. If the lease of a value's writer has ended, a pop
+    # skips the value, but `queue_len` counts it until then.
 
     def queue_push(self, key: str, value: str | bytes) -> None:
         """Put a value at the end of a queue."""
@@ -494,7 +495,7 @@ class EtcdStore:
         Without `block`, raise `QueueEmptyError` if there is none.
         """
         queue = self._keys.queue(key)
-        wait = Wait(self._calls, {key: queue}, self._timeout_s) if block else None
+        wait = KeyWait(self._calls, {key: queue}, self._timeout_s) if block else None
         while found := self._calls.read_one(queue) if wait is None else wait.result()[key]:
             value = self._pop(key, found)
             if value is not None:
@@ -535,7 +536,7 @@ class EtcdStore:
         if arrived >= world_size:
             return
         try:
-            Wait(
+            KeyWait(
                 self._calls,
                 {key: self._keys.barrier(key)},
                 timeout_s,
@@ -546,7 +547,7 @@ class EtcdStore:
             if not passed:
                 where = self._calls.where
                 raise barrier_timed_out(key, arrived, world_size, timeout_s, where) from late
-        except BaseException:  # A signal's handler may have ended the wait, too.
+        except BaseException:  # For example from a signal handler.
             with suppress(DistError):
                 self._withdraw(key, turn)
             raise
@@ -569,7 +570,7 @@ class EtcdStore:
         return self._calls.change([value, barrier], decide)[0]
 
     def _withdraw(self, key: str, turn: int) -> tuple[bool, int]:
-        """Withdraw an arrival; return whether the barrier opened meanwhile, and the arrivals before."""
+        """Withdraw an arrival; return whether the barrier opened meanwhile, and the number of arrivals before."""
         value, barrier = self._keys.value(key), self._keys.barrier(key)
 
         def decide(found: list[Found]) -> tuple[list[Op], tuple[bool, int]]:
@@ -602,7 +603,7 @@ class EtcdStore:
         return other
 
     def has_extended_api(self) -> bool:
-        """Return that there are `append`, `multi_get` and `multi_set`."""
+        """Return True: the store has `append`, `multi_get` and `multi_set`."""
         return True
 
     def close(self) -> None:
@@ -632,4 +633,4 @@ def _value(found: Found) -> bytes | None:
 
 
 def _nothing() -> None:
-    """At the end of a store without a lease."""
+    """Do nothing at the end of a store without a lease."""

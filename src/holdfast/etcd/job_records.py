@@ -60,7 +60,7 @@ def read_ports(
 ) -> list[tuple[str, str, ControlPort | None]]:
     """Return node, address and control port of each agent of a job, the leader's first.
 
-    Raises `EtcdError`, and `HoldfastError` if the job is of another version.
+    Raises `EtcdError`, and `HoldfastError` if another version of Holdfast runs the job.
     """
     keys = JobKeys(prefix, run_id)
     leader, nodes = client.txn(Txn((), (Get(keys.leader), get_prefix(keys.nodes)))).results
@@ -78,7 +78,10 @@ def read_ports(
 def read_run_ids(
     client: EtcdClient, prefix: str = DEFAULT_PREFIX, *, running: bool = False
 ) -> list[str]:
-    """Return the run ids of all jobs below a prefix, or of those with a node. Raises `EtcdError`."""
+    """Return the run ids of all jobs below a prefix; with `running`, only of jobs with nodes.
+
+    Raises `EtcdError`.
+    """
     kind = b"nodes" if running else b"job"
     root = f"{prefix.rstrip('/')}/".encode()
     [found] = client.txn(Txn((), (get_prefix(root, keys_only=True),))).results

@@ -1,12 +1,12 @@
 """etcd's JSON gateway: requests and answers as bytes, and its errors as types. Pure.
 
 The gateway encodes keys and values as base64, and 64-bit numbers as strings; msgspec converts both. An
-unsuccessful answer becomes a `Refusal`: the problem, and the possible reactions of a client. etcd's errors
-have a gRPC code and a text. A known text decides (`ErrorCode`), because one code has many meanings; no other
-module reads these texts.
+unsuccessful answer becomes a `GatewayRefusal`: the problem, and the possible reactions of a client. etcd's errors
+have a gRPC code and a text. If the text is known (`ErrorCode`), it decides, because one code has many meanings; no
+other module reads these texts.
 
 A transaction that only reads or deletes one range, unconditionally, is sent as a plain request: an etcd
-without space accepts these, but no transaction.
+that is out of space accepts plain requests, but no transactions.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _PROXY_ERRORS = (502, 503, 504)
 # Codes of gRPC that the gateway passes on.
 _DEADLINE_EXCEEDED, _PERMISSION_DENIED, _UNAVAILABLE, _UNAUTHENTICATED = 4, 7, 14, 16
 QUOTE_CHARS_MAX = 60
-"""How much is quoted of an answer that does not come from etcd."""
+"""The maximum length of a quote from an answer that does not come from etcd."""
 
 
 # Errors.
@@ -138,7 +138,7 @@ _CLEARER_TEXTS = {
 _PREFIX = re.compile(r"(rpc error: code = \w+ desc = )?(etcdserver: )?(mvcc: )?")
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class GatewayRefusal(msgspec.Struct, frozen=True):
     """An unsuccessful answer: the problem, and the possible reaction."""
 
     problem: Problem
@@ -161,7 +161,7 @@ class _Error(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """Empty if this is not an error of etcd's."""
+        """The text of etcd's error; empty if this is not one."""
         return self.message or (self.error if isinstance(self.error, str) else self.error.message)
 
     @property
@@ -173,47 +173,47 @@ class _Error(msgspec.Struct):
 _error = msgspec.json.Decoder(_Error, strict=False)
 
 
-def decode_refusal(status: int, body: bytes) -> Refusal:
+def decode_refusal(status: int, body: bytes) -> GatewayRefusal:
     """Return the meaning of an unsuccessful answer."""
     try:
         error = _error.decode(body)
     except MALFORMED:
         error = _Error()
-    if error.text and error.text != "Not Found":  # The answer for an unknown path.
+    if error.text and error.text != "Not Found":  # This is the answer for an unknown path.
         return _classify(error.text, error.grpc_code)
     if status == _NOT_FOUND:
-        return Refusal(Problem(ProblemKind.REFUSED, NO_GATEWAY), Handling.ELSEWHERE)
+        return GatewayRefusal(Problem(ProblemKind.REFUSED, NO_GATEWAY), Handling.ELSEWHERE)
     if status in _PROXY_ERRORS:
-        why = f"it answered HTTP {status}"
-        return Refusal(Problem(ProblemKind.UNREACHABLE, why), Handling.UNSURE)
+        why = f"it responded with HTTP {status}"
+        return GatewayRefusal(Problem(ProblemKind.UNREACHABLE, why), Handling.UNSURE)
     words = quoted(body.decode(errors="replace").strip())
     if "HTTPS server" in words:  # The default text of servers in Go.
-        return Refusal(Problem(ProblemKind.DENIED, TLS_ONLY), Handling.ELSEWHERE)
-    why = f"it answered HTTP {status}, which etcd does not: {words}"
-    return Refusal(Problem(ProblemKind.REFUSED, why), Handling.ELSEWHERE)
+        return GatewayRefusal(Problem(ProblemKind.DENIED, TLS_ONLY), Handling.ELSEWHERE)
+    why = f"it responded with HTTP {status}, which etcd never sends: {words}"
+    return GatewayRefusal(Problem(ProblemKind.REFUSED, why), Handling.ELSEWHERE)
 
 
-def _classify(text: str, grpc_code: int) -> Refusal:
+def _classify(text: str, grpc_code: int) -> GatewayRefusal:
     words = quoted(_PREFIX.sub("", text, count=1))
     code = next(one for one in ErrorCode if one.value in text)
     if code is not ErrorCode.UNKNOWN:
         kind, handling = _MEANINGS[code]
-        return Refusal(Problem(kind, _CLEARER_TEXTS.get(code, words)), handling, code)
+        return GatewayRefusal(Problem(kind, _CLEARER_TEXTS.get(code, words)), handling, code)
     if grpc_code in (_UNAVAILABLE, _DEADLINE_EXCEEDED):
-        return Refusal(Problem(ProblemKind.UNREACHABLE, words), Handling.UNSURE)
+        return GatewayRefusal(Problem(ProblemKind.UNREACHABLE, words), Handling.UNSURE)
     if grpc_code in (_PERMISSION_DENIED, _UNAUTHENTICATED):
-        return Refusal(Problem(ProblemKind.DENIED, words))
-    return Refusal(Problem(ProblemKind.REFUSED, words))
+        return GatewayRefusal(Problem(ProblemKind.DENIED, words))
+    return GatewayRefusal(Problem(ProblemKind.REFUSED, words))
 
 
-def _invalid_response(error: Exception, answer: bytes = b"") -> Refusal:
+def _invalid_response(error: Exception, answer: bytes = b"") -> GatewayRefusal:
     """Return the refusal for an invalid answer; another endpoint may be an etcd."""
     words = one_line(
         answer[: 4 * QUOTE_CHARS_MAX].decode(errors="replace").strip(), QUOTE_CHARS_MAX
     )
     why = f"invalid response: {quoted(str(error))}"
     why += f": {words}" if words else ""
-    return Refusal(Problem(ProblemKind.REFUSED, why), Handling.UNSURE)
+    return GatewayRefusal(Problem(ProblemKind.REFUSED, why), Handling.UNSURE)
 
 
 # Answers of etcd, with the fields that are used.
@@ -422,7 +422,7 @@ def _range(key: bytes, end: bytes) -> dict[str, Any]:
 
 def decode(
     request: Request | MemberRequest, status: int, body: bytes
-) -> Answer | Members | Refusal:
+) -> Answer | Members | GatewayRefusal:
     """Return etcd's answer to a request."""
     try:
         if status != OK:
@@ -452,7 +452,7 @@ def decode(
         return _invalid_response(error, body)
 
 
-def decode_token(status: int, body: bytes) -> str | Refusal:
+def decode_token(status: int, body: bytes) -> str | GatewayRefusal:
     """Return a token; it is empty if etcd has no authentication."""
     if status == OK:
         try:
@@ -481,7 +481,7 @@ def decode_status(body: bytes) -> tuple[str, bool] | None:
     return f"{status.header.cluster_id:x}", status.leader != 0
 
 
-def decode_line(line: bytes) -> WatchEvents | Refusal:
+def decode_line(line: bytes) -> WatchEvents | GatewayRefusal:
     """Return the meaning of one line of a watch."""
     try:
         answer = _watch_line.decode(line)
@@ -494,12 +494,12 @@ def decode_line(line: bytes) -> WatchEvents | Refusal:
         return _invalid_response(ValueError("an empty line of a watch"))
     if result.compact_revision:
         why = f"everything before revision {result.compact_revision} is compacted"
-        return Refusal(Problem(ProblemKind.COMPACTED, why))
+        return GatewayRefusal(Problem(ProblemKind.COMPACTED, why))
     if result.canceled:
         refusal = _classify(result.cancel_reason or "it ended the watch", _UNAVAILABLE)
         if refusal.problem.kind is ProblemKind.DENIED:
             # etcd also sends this for an expired token.
-            return Refusal(refusal.problem, Handling.RENEW_TOKEN)
+            return GatewayRefusal(refusal.problem, Handling.RENEW_TOKEN)
         return refusal
     if not result.events:
         return WatchEvents(result.header.revision, ())
@@ -527,7 +527,9 @@ def _txn_done(request: Txn, answer: _TxnAnswer) -> TxnDone:
     return TxnDone(answer.header.revision, answer.succeeded, results, deleted)
 
 
-def _missing_lease(request: Request | MemberRequest, refusal: Refusal) -> Answer | Refusal:
+def _missing_lease(
+    request: Request | MemberRequest, refusal: GatewayRefusal
+) -> Answer | GatewayRefusal:
     """For a request that revokes or renews a lease, the end of the lease is not a problem."""
     if refusal.problem.kind is ProblemKind.LEASE_GONE:
         if isinstance(request, KeepAlive):

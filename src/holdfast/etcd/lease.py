@@ -1,7 +1,7 @@
-"""Leases for written keys: one that a thread keeps alive, one that writes renew.
+"""Leases for written keys: a thread keeps a `KeptLease` alive, and each write renews a `WriteLease`.
 
-Keys under a `KeptLease` exist while the process lives. Nothing is revoked when the last user closes, since
-others may still read the keys; etcd deletes them `ttl_s` seconds later. If etcd was unreachable for so
+Keys under a `KeptLease` exist while the process lives. The lease is not revoked when its last user releases it,
+since others may still read the keys; etcd deletes them `ttl_s` seconds later. If etcd was unreachable for so
 long that the lease expired, the next write replaces the lease; etcd has deleted the keys of the old one.
 """
 
@@ -69,8 +69,8 @@ class KeptLease:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._lease = 0
-        # A garbage-collected store releases its lease in any thread, which may hold any lock and be anywhere
-        # in this class. So these two change atomically, and the queue is reentrant.
+        # A garbage-collected store releases its lease in any thread, even if that thread holds a lock or is
+        # in a method of this class. So these two change atomically, and the queue is reentrant.
         self._users: list[None] = [None]
         self._is_over = False
         self._end: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -127,7 +127,7 @@ class KeptLease:
         try:
             left_s = self._client.keep_alive(lease)
         except EtcdError:
-            return  # The next renewal may arrive.
+            return  # The next renewal may succeed.
         if not left_s:
             self.lost(lease)
 

@@ -1,7 +1,7 @@
-"""`EtcdServer`: an etcd for one job on this machine, or for a test.
+"""`LocalEtcd`: an etcd for one job on this machine, or for a test.
 
-It listens on loopback only and has no authentication. Its data are in a temporary folder that is removed
-with it, or in a folder of the caller, which is never removed: another server on that folder has the same
+It listens on loopback only and has no authentication. Its data are in a temporary folder, which is removed
+when it stops, or in a folder of the caller, which is never removed. A later server with the same folder has the same
 data.
 """
 
@@ -50,10 +50,10 @@ ALONE = ("--heartbeat-interval=20", "--election-timeout=200")
 HEALTH_S = 1.0  # The limit of one health check; a ready etcd responds within a millisecond.
 
 
-class EtcdServer:
+class LocalEtcd:
     """Starts and stops one etcd process. Any thread may call it.
 
-    It is stopped at the end of a `with`, when the object is garbage-collected, and when the program exits.
+    It is stopped at the end of a `with` block, when the object is garbage-collected, and when the program exits.
     If the program is killed, etcd is killed too, and the temporary folder is removed.
     """
 
@@ -63,7 +63,7 @@ class EtcdServer:
         self._port = -1
         self._lock = threading.RLock()
         self._process: EtcdProcess | None = None
-        self._end: weakref.finalize[[int, ExitStack], EtcdServer] | None = None
+        self._end: weakref.finalize[[int, ExitStack], LocalEtcd] | None = None
 
     def start(
         self, timeout: float = 60, num_retries: int = 3, stderr: int | TextIO | None = None
@@ -76,7 +76,7 @@ class EtcdServer:
         """
         with self._lock:
             if self._process is not None and self._process.returncode is None:
-                raise UsageError(f"this EtcdServer is already running at {self.get_endpoint()}")
+                raise UsageError(f"this etcd is already running at {self.get_endpoint()}")
             self.stop()  # Remove the files of a process that exited by itself.
             deadline = time.monotonic() + timeout
             for left in reversed(range(max(1, num_retries))):
@@ -89,7 +89,7 @@ class EtcdServer:
                     logger.warning("%s; trying again", problem)
 
     def stop(self) -> None:
-        """Stop etcd, wait for its exit, and remove temporary files. Does nothing if etcd does not run."""
+        """Stop etcd, wait for its exit, and remove temporary files. Does nothing if etcd is not running."""
         with self._lock:
             if self._end is not None:
                 self._end()
@@ -109,7 +109,7 @@ class EtcdServer:
     def get_client(self) -> EtcdClient:
         """Return a client of this server. The caller closes it."""
         if self._port < 0:
-            raise UsageError("this EtcdServer has no client before it runs", hint="call start()")
+            raise UsageError("this EtcdServer has not been started", hint="call start()")
         return EtcdClient(EtcdSettings(endpoints=((self._host, self._port),)))
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Which machine of the `--ha` list this process is, and the ports of that entry."""
+"""This process's entry in the `--ha` list, and the ports of that entry."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OwnEntry:
             self.bind_host = "0.0.0.0"  # noqa: S104 (other machines must reach it)
 
     def listener(self) -> socket.socket:
-        """Return a socket that listens at the client port; the port stays held beside it."""
+        """Return a socket that listens on the client port; this object keeps holding the port."""
         return listening.listen(listening.candidates_of(self.host, self.port))
 
     def release(self) -> None:
@@ -41,7 +41,7 @@ class OwnEntry:
 
 
 def claim_entry(of: ClusterList) -> OwnEntry | None:
-    """Return the entry of the list that this process runs; None if it runs no member.
+    """Return the entry of the list whose member this process runs; None if it runs no member.
 
     An entry belongs to this machine if its addresses do. If several agents of the job run on this machine,
     the first one gets the entry. Raises `EnvironmentProblem` if another program uses its ports.
@@ -98,6 +98,6 @@ def _refusal(host: str, port: int, problem: OSError) -> EnvironmentProblem:
     by = f" by {owner}" if owner else ", perhaps by another job"
     return EnvironmentProblem(
         f"{FLAG}: {where} is in use{by}",
-        hint=f"choose other ports, the same on all machines: {FLAG} HOST:PORT,...; each has two, "
-        "PORT and the next",
+        hint=f"choose other ports, the same on all machines: {FLAG} HOST:PORT,...; each machine "
+        "uses PORT and the next",
     )

@@ -1,8 +1,8 @@
 """Probes between the machines of an `--ha` list: the client and the server.
 
-While a machine's member has no data, this server responds on the client port. To a probe, it sends the
-facts that `core.etcd.cluster` needs, and whether it accepts a proposal. To a client of etcd, it sends the
-reason for the wait. A probe first requests the server's path. An etcd does not know that path; the probe
+While a machine's member has no data, this server responds on the client port. It answers a probe with the
+facts that `core.etcd.cluster` needs, and whether it accepts a proposal. It answers a client of etcd with the
+reason for the wait. A probe first requests this server's path. An etcd does not know that path; the probe
 then requests etcd's status and the record of its job. An etcd that has not joined its cluster yet accepts
 connections but does not respond.
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from holdfast.core.etcd.cluster import Bootstrap, Empty, ProbedState, Serving
+from holdfast.core.etcd.cluster import Bootstrap, NoData, ProbedState, Serving
 from holdfast.etcd import json_gateway
 from holdfast.etcd.cluster_list import RECORD, read_record
 from holdfast.etcd.optional_h11 import h11
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Callable
 
-    from holdfast.etcd.transport import HttpConnection, Reply
+    from holdfast.etcd.transport import HttpConnection, HttpReply
 
 PATH = "/holdfast/probe"
 PROBE_BYTES_MAX = 64 * 1024
@@ -83,7 +83,7 @@ class ProbeServer:
         self._requests: set[asyncio.Task[None]] = set()
 
     async def open(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
-        """Start to respond. The server takes ownership of the socket."""
+        """Start responding. The server takes ownership of the socket."""
         handshake_s = PROBE_S if tls is not None else None
         self._server = await asyncio.start_server(
             self._serve, sock=listener, ssl=tls, ssl_handshake_timeout=handshake_s
@@ -216,7 +216,7 @@ async def _connected(
 
 
 async def _probe_over(connection: HttpConnection, probe: Probe, limit_s: float) -> ProbeResult:
-    async def ask(path: str, body: bytes) -> Reply:
+    async def ask(path: str, body: bytes) -> HttpReply:
         return await connection.request(path, body, limit_s=limit_s, wants_leader=False)
 
     reply = await ask(PATH, _encode(probe))
@@ -244,7 +244,7 @@ def _result_of(probe: Probe, body: bytes) -> ProbeResult:
     try:
         answer = _answer.decode(body)
     except msgspec.MsgspecError:
-        return ProbeResult(None, "it is neither a machine of a list nor etcd")
+        return ProbeResult(None, "it is neither etcd nor a machine of an --ha list")
     if (answer.run_id, answer.machines) != (probe.run_id, probe.machines):
         return ProbeResult(None, "it serves another job or list", other=answer)
-    return ProbeResult(Empty(answer.incarnation), accepted=answer.accepted)
+    return ProbeResult(NoData(answer.incarnation), accepted=answer.accepted)

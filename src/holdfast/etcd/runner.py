@@ -1,6 +1,6 @@
-"""Runs one etcd process on this machine: start it, wait until it is ready, stop it, leave nothing behind.
+"""Runs one etcd process on this machine: starts it, waits until it is ready, stops it, and leaves nothing behind.
 
-`EtcdServer` and the members of `--ha` both run etcd this way.
+`LocalEtcd` and the members of `--ha` both run etcd this way.
 
 A guard, a few lines of Python, is etcd's parent. It exits with etcd's exit code or signal. If the process that
 runs etcd is killed, the guard kills etcd and removes its folder; if the guard itself is killed, the kernel

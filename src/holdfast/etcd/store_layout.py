@@ -1,6 +1,6 @@
 """The keys in etcd that a store uses.
 
-Keys are stored unencoded, so any text is a valid key, and `etcdctl` shows it readably. The unit separator, a
+Keys are stored unencoded, so any text is a valid key, and `etcdctl` shows readable keys. The unit separator, a
 control character (here `|`), ends the prefix, which cannot contain it. So the keys of two stores never
 collide, even if one prefix begins with the other. Within a key that character is doubled.
 
@@ -47,7 +47,7 @@ class StoreKeys:
         return KeyRange(self._keys + _closed(key) + b"v")
 
     def queue(self, key: str) -> KeyRange:
-        """The range of numbers of a queue's values."""
+        """The first number and the count of a queue's values."""
         return KeyRange(self._keys + _closed(key) + b"q")
 
     def either(self, key: str) -> KeyRange:

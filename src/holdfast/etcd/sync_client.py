@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 
 SLACK_S = 5.0
-"""How long after the limit of a call the loop itself counts as stuck."""
+"""A loop that has not ended a call this long after the call's limit counts as stuck."""
 UNREAD_MAX = 100_000
-"""Changes that a watch keeps for a thread that does not take them; then the watch ends."""
+"""The number of changes that a watch keeps until a thread takes them; beyond it, the watch ends."""
 
 T = TypeVar("T")
 
@@ -137,7 +137,7 @@ class EtcdClient:
     # Watches.
 
     def watch(self, key: bytes, end: bytes, start_revision: int) -> BlockingWatch:
-        """Watch a key, or all from `key` up to `end`, from a revision on."""
+        """Watch a key, or all keys from `key` up to `end`, starting at a revision."""
         client = self._started()
         watch = BlockingWatch(self)
 

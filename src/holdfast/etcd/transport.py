@@ -63,10 +63,10 @@ class ConnectionProblem(Exception):
         self.kind = kind
         self.fault = fault
         self.written = written
-        """Whether some of a request was sent, so that it may have been performed."""
+        """Whether a part of a request was sent, so that it may have been performed."""
 
 
-class Reply(NamedTuple):
+class HttpReply(NamedTuple):
     """A complete response."""
 
     status: int
@@ -88,11 +88,11 @@ class HttpConnection(asyncio.Protocol):
         self._heard = False
         self._transport: asyncio.Transport | None = None
         self._problem: ConnectionProblem | None = None
-        self._reply: asyncio.Future[Reply] | None = None
+        self._reply: asyncio.Future[HttpReply] | None = None
         self._on_line: Callable[[bytes], None] | None = None
         self._status = 0
         self._body = bytearray()
-        self._scanned = 0  # Up to here there is no end of a line in `_body`.
+        self._scanned = 0  # `_body` contains no end of a line before this index.
 
     @property
     def problem(self) -> ConnectionProblem | None:
@@ -119,7 +119,7 @@ class HttpConnection(asyncio.Protocol):
         *,
         limit_s: float,
         wants_leader: bool = True,
-    ) -> Reply:
+    ) -> HttpReply:
         """Send a request and return the complete response, or raise `ConnectionProblem`."""
         reply = self._send(path, body, token, wants_leader=wants_leader)
         timer = self._loop.call_later(limit_s, self._silent, limit_s)
@@ -137,11 +137,11 @@ class HttpConnection(asyncio.Protocol):
         body: bytes,
         token: str,
         on_line: Callable[[bytes], None],
-    ) -> Reply:
-        """Send a request and pass every line of the response to `on_line` until it ends.
+    ) -> HttpReply:
+        """Send a request, pass every line of the response to `on_line`, and return when it ends.
 
-        Return then, or with the complete response if it is not a success. `on_line` may call `abort`.
-        Raises `ConnectionProblem`.
+        If the request fails, return the complete response instead. `on_line` may call `abort`. Raises
+        `ConnectionProblem`.
         """
         self._on_line = on_line
         reply = self._send(path, body, token)
@@ -156,7 +156,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _send(
         self, path: str, body: bytes, token: str, *, wants_leader: bool = True
-    ) -> asyncio.Future[Reply]:
+    ) -> asyncio.Future[HttpReply]:
         if self._problem is not None:
             raise ConnectionProblem(self._problem.why, self._problem.kind)
         assert self.is_idle, "one request at a time"
@@ -167,7 +167,7 @@ class HttpConnection(asyncio.Protocol):
             ("Content-Length", str(len(body))),
         ]
         if wants_leader:
-            # A member without a leader then responds at once.
+            # With this header, a member without a leader responds immediately.
             headers.append(("Grpc-Metadata-Hasleader", "true"))
         if token:
             headers.append(("Authorization", token))
@@ -266,7 +266,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._fail(ConnectionProblem("it closed the connection"))
         if reply is not None and not reply.done():
-            reply.set_result(Reply(self._status, body))
+            reply.set_result(HttpReply(self._status, body))
 
     def _split(self, on_line: Callable[[bytes], None]) -> None:
         while (end := self._body.find(b"\n", self._scanned)) >= 0:

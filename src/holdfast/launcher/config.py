@@ -1,8 +1,7 @@
 """`LaunchConfig` has everything that one agent needs to run a job; `FLAGS` are the flags that set it.
 
 A flag has a row in `FLAGS` and usually a field in `LaunchConfig`. `cli.run_command` copies the value.
-`core.job_settings` declares the settings on which all nodes must agree; the row of such a flag has the `key`
-of its setting.
+`core.job_settings` declares the settings that all nodes share; the row of such a flag names its setting.
 
 Creating a config has no effects: it creates no directory, sets no variable, and copies the mappings of the
 caller. Some problems, such as an unreachable coordinator, are found only at launch.
@@ -13,6 +12,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from holdfast.core import job_settings
 from holdfast.core.values import Value
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S, START_METHODS
 from holdfast.launcher import flag_values as values
@@ -142,15 +142,23 @@ class Flag(Value):
     metavar: str
     """Empty for a switch."""
     meaning: str
+    """Empty if a setting declares it; see `help`."""
     convert: Callable[[str, str], object] = values.as_is
     """Turns (text, flag) into the value."""
     field: str = ""
     """The field of `LaunchConfig` that has the value. Empty: `cli.run_command` uses the value itself."""
-    key: str = ""
-    """The key of `rdzv_configs` that has the value."""
+    setting: str = ""
+    """The setting of `core.job_settings` that the flag sets; its declaration has the meaning."""
     short: str = ""
     choices: tuple[str, ...] | None = None
     from_environment: bool = True
+
+    @property
+    def help(self) -> str:
+        """The meaning, as `--help` shows it."""
+        if not self.setting:
+            return self.meaning
+        return f"{job_settings.SETTINGS[self.setting].meaning} ({self.default})"
 
     @property
     def nargs(self) -> int | None:
@@ -190,6 +198,12 @@ def _switch(group: str, name: str, meaning: str, field: str = "", short: str = "
         group, name, default=False, metavar="", meaning=meaning,
         convert=values.on_or_off, field=field, short=short,
     )  # fmt: skip
+
+
+def _shared(
+    group: str, name: str, default: int, metavar: str, setting: str, field: str = ""
+) -> Flag:
+    return Flag(group, name, default, metavar, "", values.count, field=field, setting=setting)
 
 
 FLAGS = (
@@ -232,10 +246,7 @@ FLAGS = (
         PROGRAM, "--run-path",
         "run SCRIPT inside a Python interpreter that Holdfast has started",
     ),
-    Flag(
-        FAILURES, "--max-restarts", 0, "N",
-        "restart all workers up to N times when one fails (0)", values.count, field="max_restarts",
-    ),
+    _shared(FAILURES, "--max-restarts", 0, "N", "max_restarts", field="max_restarts"),
     Flag(
         FAILURES, "--monitor-interval", 0.1, "SECONDS",
         "accepted for compatibility; exits are detected at once, without polling (0.1)",
@@ -330,11 +341,7 @@ FLAGS = (
         RENDEZVOUS, "--nnodes", "1:1", "N|MIN:MAX",
         "number of nodes; additional nodes are standbys, ready to replace a lost node (1)",
     ),
-    Flag(
-        RENDEZVOUS, "--spares", 0, "K",
-        "number of nodes to keep as standbys, while at least MIN remain to run (0)",
-        values.count, key="spares",
-    ),
+    _shared(RENDEZVOUS, "--spares", 0, "K", "spares"),
     _switch(
         RENDEZVOUS, "--standalone", "run on one node, independent of other jobs",
         field="standalone",

@@ -10,7 +10,7 @@ import os
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from holdfast.core.limits import ADDRESS_CHARS, PORT_MAX
+from holdfast.core.limits import ADDRESS_CHARS, PORT_MAX, check_node_range
 from holdfast.errors import UsageError
 from holdfast.launcher import devices
 from holdfast.processes.logs import specs
@@ -192,13 +192,12 @@ def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
     least, colon, most = nnodes.partition(":")
     try:
         bounds = (int(least), int(most if colon else least))
+        check_node_range(*bounds)
     except ValueError:
-        bounds = (0, 0)
-    if not 0 < bounds[0] <= bounds[1]:
         raise InvalidNodeRange(
             f"{source_of(nnodes, '--nnodes')}: {nnodes!r} is not a number of nodes; accepted: "
             "N or MIN:MAX, from 1, MIN <= MAX"
-        )
+        ) from None
     return bounds
 
 

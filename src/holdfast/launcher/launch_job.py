@@ -13,6 +13,7 @@ from holdfast.agent.assembly import agent_of
 from holdfast.agent.loop import LoopSettings
 from holdfast.agent.spec import WorkerSpec, run_script_path
 from holdfast.agent.worker_processes import ProcessSettings
+from holdfast.core.limits import check_node_range
 from holdfast.core.values import Value
 from holdfast.errors import (
     EnvironmentProblem,
@@ -211,11 +212,10 @@ def check_binding(config: LaunchConfig) -> None:
 
 def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
     """Return the rendezvous of this node. A job of one node alone needs no network."""
-    if not 1 <= config.min_nodes <= config.max_nodes:
-        raise UsageError(
-            f"--nnodes: {config.min_nodes}:{config.max_nodes} is not a range of nodes; accepted: MIN:MAX, "
-            "from 1, MIN <= MAX"
-        )
+    try:
+        check_node_range(config.min_nodes, config.max_nodes)
+    except ValueError as problem:
+        raise UsageError(f"--nnodes: {problem}") from None
     local_addr = config.local_addr or own_address_if_named(config)
     if needs_no_others(config):
         addr, port = None, None

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     """A module, and the names that `from` imports from it."""
 
 
-class Setting(Value):
+class VariableSetting(Value):
     """A statement that sets an environment variable; `value` is None if it is computed."""
 
     variable: str
@@ -51,7 +51,7 @@ class Setting(Value):
     line: int
 
 
-def top_level_steps(source: bytes | str, *, as_main: bool) -> list[Import | Setting]:
+def top_level_steps(source: bytes | str, *, as_main: bool) -> list[Import | VariableSetting]:
     """Return the absolute imports of a source and the variables it sets between them, in order.
 
     Raises `ValueError` if it is not Python. `as_main`: the source runs as `__main__`.
@@ -68,7 +68,9 @@ def top_level_steps(source: bytes | str, *, as_main: bool) -> list[Import | Sett
     return list(_steps_of(tree.body, as_main=as_main))
 
 
-def _steps_of(statements: Sequence[ast.stmt], *, as_main: bool) -> Iterator[Import | Setting]:
+def _steps_of(
+    statements: Sequence[ast.stmt], *, as_main: bool
+) -> Iterator[Import | VariableSetting]:
     for statement in statements:
         run: list[ast.stmt] = []
         match statement:
@@ -88,7 +90,7 @@ def _steps_of(statements: Sequence[ast.stmt], *, as_main: bool) -> Iterator[Impo
         yield from _steps_of(run, as_main=as_main)
 
 
-def _settings_of(statement: ast.Assign | ast.Expr) -> Iterator[Setting]:
+def _settings_of(statement: ast.Assign | ast.Expr) -> Iterator[VariableSetting]:
     """Return the variables that `os.environ[...] = ...`, `setdefault` or `update` sets, if they are literals."""
     given: list[tuple[ast.expr | None, ast.expr]] = []
     match statement:
@@ -109,9 +111,9 @@ def _settings_of(statement: ast.Assign | ast.Expr) -> Iterator[Setting]:
     for one in given:
         match one:
             case ast.Constant(value=str(variable)), ast.Constant(value=str(text)):
-                yield Setting(variable, text, statement.lineno)
+                yield VariableSetting(variable, text, statement.lineno)
             case ast.Constant(value=str(variable)), _:
-                yield Setting(variable, None, statement.lineno)
+                yield VariableSetting(variable, None, statement.lineno)
 
 
 def _is_environ(value: ast.expr) -> bool:
@@ -296,7 +298,9 @@ READ_AT_IMPORT = (
 )  # fmt: skip
 
 
-def prepares_imports(setting: Setting, later: Iterable[Import], environ: Mapping[str, str]) -> bool:
+def prepares_imports(
+    setting: VariableSetting, later: Iterable[Import], environ: Mapping[str, str]
+) -> bool:
     """Whether a statement changes a variable that a later module reads at import.
 
     The modules of a package are assumed to read the variables that begin with its name.
@@ -309,15 +313,15 @@ def prepares_imports(setting: Setting, later: Iterable[Import], environ: Mapping
 
 
 def split_at_preparation(
-    steps: Sequence[Import | Setting], environ: Mapping[str, str]
-) -> tuple[list[Import], list[Import], Setting | None]:
+    steps: Sequence[Import | VariableSetting], environ: Mapping[str, str]
+) -> tuple[list[Import], list[Import], VariableSetting | None]:
     """Return the imports to preload, those that a setting precedes, and that setting."""
     imports: list[Import] = []
     for at, step in enumerate(steps):
-        if not isinstance(step, Setting):
+        if not isinstance(step, VariableSetting):
             imports.append(step)
             continue
-        later = [one for one in steps[at + 1 :] if not isinstance(one, Setting)]
+        later = [one for one in steps[at + 1 :] if not isinstance(one, VariableSetting)]
         if not prepares_imports(step, later, environ):
             continue
         standard = [one for one in later if one[0].partition(".")[0] in sys.stdlib_module_names]

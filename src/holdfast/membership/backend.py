@@ -178,9 +178,8 @@ class BackendMembership(ThreadedMembership):
             settings=self._settings,
             timeouts=self._timeouts,
             draw=random.random,
-            fence_floor=int(
-                time.time() * 1000
-            ),  # For the case that the state is lost on all nodes.
+            # The clock, in case the state is lost on all nodes.
+            fence_floor=int(time.time() * 1000),
             control=port.control if port is not None else None,
         )
         monitor = LoopMonitor(now, self._mailbox, self._timeouts.lost_after_s)
@@ -271,7 +270,7 @@ class BackendDriver:
         return bool(self.session.problem) and not self.session.ever_read
 
     def problem(self, peer: str) -> str:
-        """Return the problem with the backend and its duration, or an empty text; any thread may call."""
+        """Return the problem with the backend and its duration, or an empty string; any thread may call."""
         session = self.session
         if session.ever_read and not session.problem:
             return ""

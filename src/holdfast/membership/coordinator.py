@@ -268,10 +268,10 @@ class CoordinatorMembership(ThreadedMembership):
             )
 
     async def _until_replaced(self, endpoints: EndpointList) -> None:
-        """Stop this node's coordinator once another took over at a later place."""
+        """Stop this node's coordinator once another one has taken over at a later place."""
         by = await endpoints.replaced(0)
         why = f"a coordinator took over at {by}"
-        console.warning(f"{why}: stopping the one at {self.where} and joining there")
+        console.warning(f"{why}: stopping the coordinator at {self.where} and joining the new one")
         server, self._server = self._server, None
         self._may_host = self.hosting = False
         if server is not None:

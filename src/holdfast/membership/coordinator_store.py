@@ -36,9 +36,8 @@ class StoreCalls:
     """The calls of one node that wait for results; belongs to the membership's loop.
 
     After a reconnect it repeats the calls that are safe to repeat, so a node that waits for a key
-    survives a short outage of the coordinator. For other calls, such as `add`, it is unknown whether the
-    coordinator performed them before the connection broke, so they fail. `send` returns whether there is a
-    connection.
+    survives a short outage of the coordinator. Other calls, such as `add`, fail, because the coordinator may
+    have performed them before the connection broke. `send` returns whether there is a connection.
     """
 
     def __init__(self, send: Callable[[StoreCall], bool]) -> None:
@@ -129,8 +128,8 @@ class CallsStore(Protocol):
 class CoordinatorStore:
     """The keys of one scope of a job, for blocking code; see `holdfast.store.store_interface`.
 
-    If a key gets no value in time, a call raises `TimeoutError` with its name. If the coordinator
-    cannot be reached in time, it raises `ConnectionError` with the endpoint.
+    If a key gets no value in time, a call raises `TimeoutError` with the key. If the coordinator
+    cannot be reached in time, the call raises `ConnectionError` with the endpoint.
     """
 
     def __init__(

@@ -220,7 +220,7 @@ class EtcdMembership(ThreadedMembership):
 
 
 class EtcdConnection:
-    """One session on etcd, as a `threaded.Connection`."""
+    """One session on etcd, as a `threaded.SessionConnection`."""
 
     def __init__(self, connector: EtcdConnector) -> None:
         loop = asyncio.get_running_loop()

@@ -5,7 +5,7 @@
     agent loop                       membership thread, an asyncio loop
     report, rejoin, leave ─────────► SessionDriver ◄──► core.session
     take ◄──────── Mailbox ◄──────────   │
-                                     Connection, opened by a Connector
+                              SessionConnection, opened by a Connector
 
 Three modules implement it: `membership.coordinator`, `membership.etcd` and `membership.backend`.
 """
@@ -38,7 +38,7 @@ class JoinRefused(msgspec.Struct, frozen=True):
     """The job refuses this node, or another program serves the endpoint; retrying does not help."""
 
     why: str
-    """Without the endpoint, which the caller adds."""
+    """The reason, without the endpoint: the caller adds that."""
 
 
 MembershipEvent = ViewReceived | CoordinatorLost | JoinRefused
@@ -48,7 +48,7 @@ class Membership(Protocol):
     """One node's membership in a job.
 
     `fileno()` is readable while `take` has events. A view contains the whole state, so only the newest
-    one is kept. One thread at a time may call the methods, in any order, also after `close`.
+    one is kept. One thread at a time may call the methods, in any order, even after `close`.
     """
 
     run_id: str
@@ -109,7 +109,7 @@ class Membership(Protocol):
         """Return the store of this job's nodes; each scope has its own keys."""
 
     def problem(self) -> str:
-        """Return why there is no connection and for how long, or an empty text."""
+        """Return why there is no connection and for how long, or an empty string."""
 
     def leave(self, limit_s: float) -> bool:
         """Report that this node leaves; return whether the report is known to have arrived.

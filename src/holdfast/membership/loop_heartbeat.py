@@ -1,4 +1,4 @@
-"""Checks from the membership thread that the loop which supervises a node's workers still runs.
+"""Checks from the membership thread that the loop which supervises a node's workers is still running.
 
 The membership thread sends the node's heartbeats, and it continues while the agent's own thread
 hangs, for example in a file system that does not respond. But a heartbeat must mean that the agent supervises
@@ -22,7 +22,7 @@ class LoopHeartbeat:
     """The heartbeat of one loop, from `start` on.
 
     Before `start` the loop is not monitored: a polling agent takes its events at any time. To pause the heartbeat
-    during work that has its own limit, such as imports of a user's modules, the loop enters it as a context.
+    during work that has its own limit, such as imports of a user's modules, the loop enters it as a context manager.
     """
 
     def __init__(self) -> None:

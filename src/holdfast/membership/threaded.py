@@ -65,10 +65,10 @@ DRAIN_S = 5.0
 """How long a coordinator waits, after its job has ended, for its nodes to learn the outcome."""
 SLACK_S = 5.0
 REMIND_S = 60.0
-"""How often an agent repeats why it has received nothing so far. In the output of a job that does not start, the
-reason is then near the end."""
+"""How often an agent repeats why it has received nothing so far, so that the reason is near the end of the output
+of a job that does not start."""
 
-LOSSES_MAX = 16  # Besides the newest view.
+LOSSES_MAX = 16  # In addition to the newest view.
 CLOSE_S = 1.0  # The time to send queued messages before closing.
 OUTAGE_NOTICE_S = 1.0  # Shorter outages are not reported.
 OUTAGE_REMIND_S = 15.0
@@ -104,7 +104,7 @@ class Driver(Protocol):
         """Call `renew` with the deadline for the workers' exit, now and when it changes."""
 
     def problem(self, peer: str) -> str:
-        """Return the problem with the connection to `peer`, or an empty text; any thread may call."""
+        """Return the problem with the connection to `peer`, or an empty string; any thread may call."""
 
     async def leave(self, limit_s: float) -> bool:
         """Report that the node leaves; return whether the report is known to have arrived."""
@@ -385,7 +385,7 @@ class Mailbox:
             return taken
 
 
-class Connection(Protocol):
+class SessionConnection(Protocol):
     """One connection: a `ClientConnection` to a coordinator, or a session on etcd."""
 
     ended: asyncio.Future[None]
@@ -394,7 +394,7 @@ class Connection(Protocol):
     problem: ConnectFailed | None
     """Why it ended."""
     confirmed_at: float | None
-    """When the last message was sent that the other side received, if that was before `ready`."""
+    """When this side sent the last message that the other side received, if that was before `ready`."""
 
     def send(self, message: Status | Heartbeat | StoreCall | NodeReport) -> None: ...
 
@@ -414,9 +414,9 @@ class Connector(Protocol):
 
     @property
     def place(self) -> int:
-        """The index of the endpoint that the last connection reached, or that is tried first."""
+        """The index of the endpoint that the last connection reached, or of the one to try first."""
 
-    async def connect(self) -> Connection:
+    async def connect(self) -> SessionConnection:
         """Return a connection that is ready, or raise `ConnectFailed`."""
 
 
@@ -425,10 +425,10 @@ class SessionDriver:
 
     `deliver` receives each newer view. It receives `CoordinatorLost` when the coordinator is unreachable
     beyond the limit; the driver keeps retrying. It receives `JoinRefused` when retrying cannot help,
-    as with a wrong token; the driver then stops. A node that was connected before gets no
+    for example after a wrong token; the driver then stops. A node that was connected before gets no
     `JoinRefused`: another program may hold the port for a moment, so the limit for an unreachable
-    coordinator applies. `on_outage` receives the reason when an outage lasts for a second, a few reminders, and
-    an empty text when the outage ends. Neither callback may block.
+    coordinator applies. `on_outage` receives the reason once an outage has lasted for a second, then again as a
+    reminder, and an empty string when the outage ends. Neither callback may block.
     """
 
     def __init__(
@@ -458,7 +458,7 @@ class SessionDriver:
         self.outage_noted = False
         """Whether `on_outage` has reported the current outage."""
         self._outage: asyncio.TimerHandle | None = None
-        self._connection: Connection | None = None
+        self._connection: SessionConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._timer = DeadlineTimer(self._loop, self._tick)
         self._progress = asyncio.Event()
@@ -491,7 +491,7 @@ class SessionDriver:
         return self._connector.suspicion or self.session.last_problem
 
     def problem(self, peer: str) -> str:
-        """Return the problem with the connection to `peer`, or an empty text; any thread may call."""
+        """Return the problem with the connection to `peer`, or an empty string; any thread may call."""
         if self.refused:
             return f"{peer}: {self.refused}"
         now, since = time.monotonic(), self.down_since
@@ -686,7 +686,7 @@ class SessionDriver:
                 self._early_watches[message.attach] = message
 
     def on_watch(self, watched: Callable[[Watch], None]) -> None:
-        """Call `watched` when a client watches this node, also for the newest clients so far."""
+        """Call `watched` when a client watches this node, and now for the newest clients so far."""
         self._watched = watched
         early, self._early_watches = self._early_watches, {}
         for watch in early.values():
@@ -754,9 +754,11 @@ class OutageNotices:
         if status.phase is NodePhase.SUCCEEDED:
             return "this node's workers have finished"
         if status.phase is not NodePhase.RUNNING:
-            return "no workers run here"
+            return "this node runs no workers"
         workers = f"the workers of generation {status.generation}"
         if not self._timeouts.needs_answers or stop_at is None:
             return f"{workers} keep running"
         left_s = max(0.0, stop_at - time.monotonic())
-        return f"{workers} are stopped unless it reconnects within {left_s:.1f} s (on_lost=stop)"
+        return (
+            f"this node stops {workers} unless it reconnects within {left_s:.1f} s (on_lost=stop)"
+        )

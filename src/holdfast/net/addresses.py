@@ -1,6 +1,6 @@
 """Addresses: resolving a host and a port, and classifying addresses. `net.async_addresses` connects to them.
 
-Only names need a name server; an address never causes a lookup. A host's own name is its address only for
+Only names need a name server; an address never causes a lookup. A host's own name serves as its address only for
 other machines (`own_address`).
 """
 
@@ -57,7 +57,7 @@ def resolve(host: str, port: int) -> list[Address]:
 
 
 def resolve_within(host: str, port: int, timeout_s: float) -> list[Address]:
-    """Do what `resolve` does, but raise `TimeoutError` after `timeout_s`."""
+    """Return the addresses of an endpoint like `resolve`, but raise `TimeoutError` after `timeout_s`."""
     if is_ip(host):
         return resolve(host, port)
     answers: list[list[Address] | Exception] = []
@@ -88,7 +88,7 @@ def resolve_in_thread(
 
 
 def own_address() -> str:
-    """Return the name of this machine for other machines, or its address if it has no name.
+    """Return the name by which other machines reach this one, or its address if it has no name.
 
     The name must resolve here, since processes of this machine use it too. If the only name is `localhost`, return
     the loopback address.
@@ -115,9 +115,9 @@ def _outgoing_address() -> str:
 
 
 def names_loopback(host: str) -> bool:
-    """Return whether this text always means the same host: a loopback address or `localhost`.
+    """Return whether this text is a loopback address or `localhost`.
 
-    A host's own name does not, although `/etc/hosts` often maps it to 127.0.1.1.
+    A host's own name is neither, although `/etc/hosts` often maps it to 127.0.1.1.
     """
     if is_ip(host):
         return is_loopback(host)
@@ -130,7 +130,7 @@ def is_ip(host: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is a loopback address, which means a different machine on each machine."""
+    """Whether an address is a loopback address, by which each machine reaches itself."""
     found = _packed(address)
     return found is not None and (found == _LOOPBACK_6 or (len(found) == 4 and found[0] == 127))
 
@@ -186,7 +186,7 @@ waits."""
 
 
 def use_small_segments(one: socket.socket) -> None:
-    """Keep the segments of a connection, or of all that a listener accepts, small in both directions."""
+    """Keep the segments of a connection, or of all connections of a listener, small in both directions."""
     try:
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES_MAX)
     except OSError:
@@ -204,7 +204,7 @@ def keep_alive(
     every_s: int = KEEPALIVE_EVERY_S,
     probes: int = KEEPALIVE_PROBES,
 ) -> None:
-    """Have the kernel detect that the other end of a connection, or of all that a listener accepts, disappeared."""
+    """Have the kernel detect that the other end of a connection, or of a listener's connections, disappeared."""
     one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every_s)

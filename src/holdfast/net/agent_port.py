@@ -1,7 +1,7 @@
 """An agent's port in a job without a coordinator. Other nodes watch its presence there; clients control it.
 
-An agent of a job on etcd, or over a shared state, listens at a port from its start. The port's number
-and a random key of the agent are stored where the nodes of the job find each other. A control client
+An agent of a job on etcd, or over a shared state, listens on a port from its start. It stores the port's number
+and a random key in etcd or in the shared state. A control client
 must prove that it has the key (`wire.handshake.control_key`), and the job's token if there is one; if the nodes have
 certificates, it connects over TLS. Presence needs no key: it reveals nothing but an id.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 ON, READ_ONLY, OFF = "on", "read-only", "off"
 PRESENCE_ID_BYTES = 16
 WATCHERS_MAX = 64
-"""The limit of connections that watch one agent's presence. Their end shows the other nodes that a leader exited."""
+"""The limit of connections that watch one agent's presence. When they end, the watching nodes know that this agent exited."""
 UNDECIDED_MAX = 64
 """The limit of connections that have not sent their first bytes, and of control connections before `serve`."""
 FIRST_BYTES_S = 10.0
@@ -47,7 +47,7 @@ REOPEN_S = 1.0  # The pause when this process has no descriptor left.
 
 
 class ControlCredentials(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client needs to control the agents of one job, besides each agent's key."""
+    """The credentials with which a client controls the agents of one job, besides each agent's key."""
 
     run_id: str
     token: bytes | None = None
@@ -55,7 +55,7 @@ class ControlCredentials(msgspec.Struct, frozen=True, kw_only=True):
     """With TLS: an authority, a certificate and its key."""
 
     def contacts(self, found: Iterable[tuple[str, str, ControlPort | None]]) -> Contacts:
-        """Return how to reach agents, given node, address and port of each."""
+        """Return the contacts of agents, given node, address and port of each."""
         token = self.token
         read_only = (token or b"").startswith(READ_ONLY_PREFIX)
         is_for_all = (token or b"").startswith(READ_ONLY_ALL_PREFIX)
@@ -106,7 +106,7 @@ class AgentPort:
             self.control = ControlPort(self.number, os.urandom(CONTROL_KEY_BYTES))
         self.credentials = credentials
         self.read_only = control == READ_ONLY
-        """Whether control clients may change nothing."""
+        """Whether control clients may only read."""
         self._serve: Callable[[socket.socket, str], None] | None = None
         self._early: list[tuple[socket.socket, str]] = []  # Connections before `serve`.
         self._lock = threading.Lock()  # Guards `_serve` and `_early`.
@@ -269,5 +269,5 @@ def open_agent_port(
 
 
 def explicit_token(environ: Mapping[str, str], *, read_only: bool = False) -> bytes | None:
-    """Return the configured token. None is generated, because access to the store already protects the job."""
+    """Return the configured token, if any. This generates no token: access to the store already protects the job."""
     return choose_token(addresses.LOOPBACK, environ, read_only=read_only)

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from holdfast.net.addresses import Address
 
-# This machine has no route to such an address, for example IPv6 on a host with only IPv4.
+# The machine has no route to the address, for example an IPv6 address on a host with only IPv4.
 _NO_ROUTE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
 
 
 async def resolve_async(host: str, port: int) -> list[Address]:
-    """Do what `resolve` does without blocking the loop."""
+    """Return the addresses of an endpoint like `resolve`, without blocking the loop."""
     if is_ip(host):
         return resolve(host, port)
     loop = asyncio.get_running_loop()

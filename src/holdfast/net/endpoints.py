@@ -40,7 +40,7 @@ def parse_rendezvous_endpoints(
     parts = (endpoints or "").split(",")
     if len(parts) == 1:
         return (parse_rendezvous_endpoint(endpoints, default_port, flag=flag),)
-    accepted = f"HOST[:PORT] of up to {places_max} machines, with commas, each once"
+    accepted = f"HOST[:PORT] of up to {places_max} machines, separated by commas, each once"
     places: list[tuple[str, int]] = []
     for part in parts:
         try:

@@ -1,6 +1,6 @@
 """Listening sockets: where to bind, which process may bind, and which process holds a port.
 
-An endpoint belongs to this machine if the kernel has all its addresses; the host name does not matter. A server on
+An endpoint belongs to this machine if all its addresses do; the host name does not matter. A server on
 a loopback endpoint listens on loopback only, so no other machine can reach it. Any other server listens on every
 address, because `/etc/hosts` often maps a host's own name to 127.0.1.1, where no other node would reach it.
 
@@ -42,7 +42,7 @@ DESCRIPTORS_MAX = 1 << 20
 
 
 def everywhere(port: int) -> list[Address]:
-    """Return where to listen on every address: an IPv6 socket accepts IPv4 too, if the host has IPv6."""
+    """Return the addresses for listening everywhere: IPv6, which accepts IPv4 too, or IPv4 if there is no IPv6."""
     return [
         Address(socket.AF_INET6, ("::", port, 0, 0)),
         Address(socket.AF_INET, ("0.0.0.0", port)),  # noqa: S104 (other nodes must reach it)
@@ -123,7 +123,7 @@ def defer_accept(listener: socket.socket, limit_s: float) -> None:
 
 
 def candidates_of(host: str, port: int) -> list[Address]:
-    """Return where to listen for an endpoint of this machine, the best first."""
+    """Return the addresses on which to listen for an endpoint of this machine, the best first."""
     return addresses.resolve(host, port) if addresses.names_loopback(host) else everywhere(port)
 
 
@@ -134,8 +134,8 @@ class ReservedPort:
     number with `SO_REUSEADDR`, as stores do, and so can a process of another user.
     `number` 0 is any free port. A `listening` port queues connections until a process accepts them.
 
-    If this host does not have the address, for example behind NAT, the port is reserved on all addresses; never
-    for loopback.
+    If this host does not have the address, for example behind NAT, the port is reserved on all addresses. A port
+    on loopback is never reserved elsewhere.
     """
 
     def __init__(self, number: int = 0, *, listening: bool = False, address: str = "") -> None:
@@ -201,7 +201,7 @@ def try_bind(host: str, port: int, is_host: bool | None) -> socket.socket | None
 def bind_one_of(
     host: str, port: int, found: list[Address], is_host: bool | None
 ) -> socket.socket | None:
-    """Do what `try_bind` does for an endpoint with known addresses."""
+    """Return a listening socket or None, like `try_bind`, for an endpoint with known addresses."""
     if is_host is False:
         return None
     ours = bool(found) and all(is_local(one) for one in found)
@@ -271,7 +271,7 @@ def _bind_error(host: str, port: int, problem: OSError) -> EnvironmentProblem:
     if problem.errno in (errno.EACCES, errno.EPERM):
         return EnvironmentProblem(
             f"cannot coordinate at {where}: this user may not use port {port}",
-            hint="choose a port from 1024 on, or 0 for any free port",
+            hint="choose a port of 1024 or above, or 0 for any free port",
         )
     return EnvironmentProblem(f"cannot coordinate at {where}: {problem.strerror or problem}")
 

@@ -2,9 +2,9 @@
 
 Every user of a host can connect over loopback. So a server without a token asks the kernel (`sock_diag`, a
 netlink socket) for the owner of the other end, and serves its own user and root. Likewise a client can
-check the listener's owner before it trusts it. A connection from another host has no owner here.
+check the listener's owner before it trusts the server. A connection from another host has no owner here.
 
-If a process has closed its socket, the kernel reports user 0 for it, also while the socket still waits for late
+If a process has closed its socket, the kernel reports user 0 for it, even while the socket still waits for late
 packets. Such a socket has no inode; this module reports no owner for it.
 """
 
@@ -86,7 +86,7 @@ def is_own_user(user: int | None) -> bool:
 
 
 def is_local_user(user: int | None) -> bool:
-    """Whether the other end is a process on this host, of this user or root's."""
+    """Whether the other end is a process of this user or of root on this host."""
     return user is not None and is_own_user(user)
 
 

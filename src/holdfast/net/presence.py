@@ -4,8 +4,7 @@ The client sends `PRESENCE_REQUEST`. The agent responds with one line, an id tha
 and neither sends anything else. The connection stays open until one of the two processes exits: the
 kernel then closes it. A stranger who connects learns only the id.
 
-`PresenceWatcher` reports each change of a connection as a `Sight`. `core.etcd.witness` decides what follows
-from it.
+`PresenceWatcher` reports each change of a connection as a `Sight`, and `core.etcd.witness` evaluates it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ RESOLVING_MAX = 16  # Concurrent name lookups: each takes a thread.
 
 
 class Sight(Enum):
-    """What a connection showed about a process."""
+    """An observation of a process over a connection."""
 
     SEEN = "seen"
     """It sent its id; the connection is open."""

@@ -49,7 +49,7 @@ def client_context(
 ) -> ssl.SSLContext:
     """Return the context of an agent.
 
-    Connect with `server_hostname` set to `tls_server_name`, or without one to the host of the endpoint: the
+    Connect with `server_hostname` set to `tls_server_name`, or to the host of the endpoint if there is none: the
     server's certificate must contain that name. `names` are the settings of certificate, key and authority.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -1,4 +1,4 @@
-"""The shared token: which token a process uses.
+"""Chooses the shared token that a process uses.
 
 The choice depends only on the settings and the text of the endpoint, so all processes with the same
 settings make the same choice. It does not depend on name resolution: a host's own name may resolve to
@@ -8,7 +8,7 @@ loopback on that host only. The first row that applies decides:
 `auth=none`                                none
 a token is set                             this token (`load_token`)
 the endpoint names loopback                none: the kernel knows the user of a connection
-each side must show a certificate          none: the certificates authenticate both sides
+each side must present a certificate       none: the certificates authenticate both sides
 otherwise                                  `~/.holdfast/token`, created if missing
 =========================================  ========================================================
 
@@ -56,7 +56,7 @@ def choose_token(
 ) -> bytes | None:
     """Return the token for an endpoint at `host`, or None for no token.
 
-    `auth` is the setting of that name. `certified` says that both sides must show certificates. Unless
+    `auth` is the setting of that name. `certified` means that both sides must present certificates. Unless
     `read_only` is set, a read-only token raises `UsageError`. `make` allows the creation of a token. A
     process that only queries a job must not create one, because it would differ from the job's token.
     """
@@ -86,7 +86,7 @@ def load_token(
     The first of these that is set decides: `token_file` (the key of that name in the rendezvous
     configuration), the file that `HOLDFAST_TOKEN_FILE` names, `HOLDFAST_TOKEN`. An unusable setting
     raises; it never falls back to the next setting or to no token. A short token causes a warning,
-    unless both sides must show certificates (`certified`), so that strangers cannot test guesses.
+    unless both sides must present certificates (`certified`), so that strangers cannot test guesses.
     """
     match _setting_name(environ, token_file):
         case "":
@@ -184,7 +184,7 @@ def make_token(path: str, *, replace: bool = False) -> bool:
 def _cannot_create(path: str, why: str) -> EnvironmentProblem:
     return EnvironmentProblem(
         f"no token is set, and {path} cannot be created: {why}",
-        hint=f"set {FILE_VARIABLE}, {VARIABLE} or --rdzv-conf {FILE_KEY}=FILE to the same on all "
+        hint=f"set {FILE_VARIABLE}, {VARIABLE} or --rdzv-conf {FILE_KEY}=FILE to the same token on all "
         f"machines, or --rdzv-conf {AUTH_KEY}={NONE} to accept everyone",
     )
 

@@ -41,7 +41,7 @@ class Certificate(NamedTuple):
 
 
 def make_certificate(token: bytes, hosts: Sequence[str] = ()) -> Certificate:
-    """Return a new certificate for a server with these names and addresses; without any, for a client.
+    """Return a new certificate for a server with these names and addresses, or for a client if there are none.
 
     If a client's certificate contains addresses, a server written in Go compares them with the client's address.
     So a client's certificate should have none.

@@ -1,7 +1,7 @@
 """Observing a run: lifecycle events, and the events, metrics and health checks derived from them.
 
 The functions here check at every start whether the program configured a handler. The modules with the handlers add
-the checks when they are imported: a program that configured a handler has imported them, and a plain job need not.
+the checks when they are imported. A program that configured a handler has imported them; a plain job never does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from holdfast.observe.safe_handler import SafeHandler
 
 configured: dict[str, SafeHandler] = {}
-"""The handlers of event destinations that the program configured."""
+"""The handlers that the program configured, by event destination."""
 event_checks: list[Callable[[str], bool]] = []
 metric_checks: list[Callable[[], bool]] = []
 

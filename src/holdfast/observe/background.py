@@ -1,4 +1,4 @@
-"""Calls a handler in its own thread, so that it can neither fail nor block the agent.
+"""Calls a handler in its own thread, so that the handler can neither fail nor block the agent.
 
 This is for handlers of the program and of plug-ins. Events (or metrics) are queued; their source never waits. Limits:
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from holdfast.observe.events.event import Event
     from holdfast.observe.events.event_handlers import EventHandler
-    from holdfast.observe.timeline import Line
+    from holdfast.observe.timeline import TimelineLine
 
 QUEUED_MAX = 1000
 CALL_S_MAX = 10.0
@@ -65,7 +65,7 @@ class BackgroundHandler(SafeHandler):
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._queue: deque[Event | Line] = deque()
+        self._queue: deque[Event | TimelineLine] = deque()
         self._thread: threading.Thread | None = None
         self._call_began: float | None = None
         self._abandoned_call: float | None = None  # The call for which a flush timed out.
@@ -77,7 +77,7 @@ class BackgroundHandler(SafeHandler):
         self._was_full = False
         self._warnings: deque[str] = deque()
 
-    def record(self, event: Event | Line) -> None:
+    def record(self, event: Event | TimelineLine) -> None:
         """Queue an event, or count it as missed if the queue is full."""
         if self._pid != os.getpid():
             self._begin()  # After a fork: the thread and its locks are in the parent.
@@ -173,7 +173,7 @@ class BackgroundHandler(SafeHandler):
             self._was_full = True
             self.warn(
                 f"{self.subject} is slow: {self._queued_max} {self.item}s are queued for it, "
-                "and more are dropped"
+                "and further ones are dropped"
             )
 
     def _start(self) -> None:
@@ -270,7 +270,7 @@ class BackgroundHandler(SafeHandler):
             self._thread = None
             self._changed.notify_all()
 
-    def _call_handler(self, event: Event | Line | None) -> None:
+    def _call_handler(self, event: Event | TimelineLine | None) -> None:
         try:
             if event is not None:
                 SafeHandler.record(self, event)

@@ -169,7 +169,7 @@ class WorkerFailure(Value):
     pid: int
     exit_code: int
     wall: float
-    """The latest time at which it happened."""
+    """The latest time at which it can have happened."""
     consequence: bool
     """Whether it happened after the stop of the other workers began."""
     ending: str
@@ -242,7 +242,7 @@ class WatchdogEvent(LifecycleEvent):
     signum: int = 0
 
 
-class Requested(LifecycleEvent):
+class RequestCarriedOut(LifecycleEvent):
     """An operator's request was carried out: `what` contains the request, the operator and the reason."""
 
     at: float

@@ -77,7 +77,7 @@ class OneLineExporter:
 
 
 class _CaptureLogs:
-    """Capture what the library logs in this thread inside the context."""
+    """Captures the library's log records in this thread inside the context."""
 
     def __enter__(self) -> list[logging.LogRecord]:
         captured: list[logging.LogRecord] = []

@@ -15,14 +15,14 @@ from holdfast import console
 if TYPE_CHECKING:
     from holdfast.observe.events.event import Event
     from holdfast.observe.events.event_handlers import EventHandler
-    from holdfast.observe.timeline import Line
+    from holdfast.observe.timeline import TimelineLine
 
 FAULTS_MAX = 3
 """A handler that raises this often in a row is dropped."""
 
 
 class Faults:
-    """The failures of one handler; `subject` is its name in messages, `item` the name of what it receives."""
+    """The failures of one handler; `subject` is its name in messages, `item` the kind of values that it receives."""
 
     def __init__(self, subject: str, item: str) -> None:
         self.subject = subject
@@ -64,7 +64,7 @@ class SafeHandler(Faults):
         self.name = name
         self._missed = 0
 
-    def record(self, event: Event | Line) -> None:
+    def record(self, event: Event | TimelineLine) -> None:
         """Pass an event to the handler, unless the handler has been dropped."""
         if self.is_dropped:
             self.miss()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
-class Line:
+class TimelineLine:
     """One line of a timeline."""
 
     def __init__(self, kind: str, fields: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ KINDS: dict[type[lifecycle.LifecycleEvent], str] = {
     lifecycle.GenerationStopping: "stopping",
     lifecycle.GenerationStopped: "stopped",
     lifecycle.WorkersFailed: "failures",
-    lifecycle.Requested: "request",
+    lifecycle.RequestCarriedOut: "request",
     lifecycle.RunEnded: "end",
 }
 UNRECORDED = ("outcomes",)
@@ -80,7 +80,7 @@ class TimelineRecorder:
 
     name = "the recorder of the timeline"
 
-    def __init__(self, record: Callable[[Line], object]) -> None:
+    def __init__(self, record: Callable[[TimelineLine], object]) -> None:
         self._record = record
 
     def __call__(self, event: lifecycle.LifecycleEvent) -> None:
@@ -90,7 +90,7 @@ class TimelineRecorder:
         fields = {name: value for name, value in vars(event).items() if name not in UNRECORDED}
         if isinstance(event, lifecycle.RunStarted):
             fields["host"] = _host()
-        self._record(Line(kind, fields))
+        self._record(TimelineLine(kind, fields))
 
 
 def _host() -> dict[str, Any]:

@@ -11,12 +11,14 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from holdfast import console
 from holdfast.core.job_settings import JobSettings
+from holdfast.core.limits import check_node_range
 from holdfast.core.phases import NodePhase
 from holdfast.core.protocol import NodeInfo, View
 from holdfast.core.shared_state import Timeouts
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 AWAY_S = 60.0
 """How long a node continues while the backend does not respond."""
 ABSENT_S = 60.0
-"""How long a round waits for a live member that does not join. Its workers may need 30 s to stop."""
+"""How long a round waits for a live member that does not join. The member's workers may need 30 s to stop."""
 
 _local_ids = itertools.count()
 
@@ -75,9 +77,9 @@ class RendezvousBackend(ABC):
     ) -> tuple[bytes, Token, bool] | None:
         """Replace the state that `token` names; without a token, store the first state.
 
-        Returns the stored state after the call, its token, and whether it is `state`; if another node wrote
-        first, it is that node's state. Returns None if nothing is stored, or if the result is unknown; the
-        caller then reads the state.
+        Returns the stored state after the call, its token, and whether the call stored it. If another node wrote
+        first, the stored state is that node's. Returns None if nothing is stored, or if the result is unknown;
+        the caller then reads the state.
 
         Raises `RendezvousConnectionError` or `RendezvousStateError`.
         """
@@ -121,7 +123,7 @@ class CheckedBackend:
 
 
 class BackendAccess(JobAccess):
-    """A job whose state is in a backend; the first report joins it."""
+    """A job whose state is in a backend; a node joins it with its first report."""
 
     def __init__(
         self,
@@ -131,7 +133,7 @@ class BackendAccess(JobAccess):
         backend: RendezvousBackend,
         *,
         backend_name: str,
-        job_settings: JobSettings | None = None,
+        job_settings: Callable[[int], JobSettings] | None = None,
         away_s: float = AWAY_S,
         self_fencing: bool = False,
         endpoint: str = "",
@@ -141,7 +143,6 @@ class BackendAccess(JobAccess):
     ) -> None:
         check_settings(settings)
         timeout = settings.timeout
-        self.job_settings = job_settings or job_settings_of(settings)
         super().__init__(
             backend=backend_name,
             run_id=settings.run_id,
@@ -149,7 +150,7 @@ class BackendAccess(JobAccess):
             join_timeout_s=timeout.join.total_seconds(),
             workers_serve=workers_serve,
             store_address=store_address,
-            store_access=self.job_settings.store.value,
+            job_settings=job_settings or partial(job_settings_of, settings),
         )
         self.close_timeout_s = self.leave_timeout_s = timeout.close.total_seconds()
         self.node = node
@@ -185,8 +186,7 @@ class BackendAccess(JobAccess):
             ports=node.ports,
             store_key=node.store_key,
         )
-        settings = self.job_settings._replace(max_restarts=node.max_restarts)
-        membership = self.open(info, settings, OFF if self.is_polled else self._control)
+        membership = self.open(info, node.settings, OFF if self.is_polled else self._control)
         if not self.is_polled:  # A caller that polls reports its own status.
             membership.report(NodePhase.READY, -1)
         return membership
@@ -328,9 +328,8 @@ class DynamicRendezvousHandler(MembershipHandler):
         membership = super().enter(
             role=role, local_world_size=local_world_size, max_restarts=max_restarts
         )
-        if (
-            is_new
-        ):  # A handler that is dropped without `shutdown` must not keep its node in the job.
+        # A handler that is dropped without `shutdown` must not keep its node in the job.
+        if is_new:
             self._release = weakref.finalize(self, _close_all, membership, self._worker_store)
         return membership
 
@@ -340,7 +339,7 @@ class DynamicRendezvousHandler(MembershipHandler):
         if isinstance(self._membership, BackendMembership):
             return access.refresh(self._membership)
         # Read without joining: only `enter` knows the node's role and size.
-        membership = access.open(access.node, access.job_settings)
+        membership = access.open(access.node, access.job_settings(0))
         try:
             return access.refresh(membership)
         finally:
@@ -381,7 +380,7 @@ def create_handler(
         backend.name,
         store,
         backend,
-        job_settings=conf.job,
+        job_settings=conf.job_settings,
         away_s=conf.coordinator_timeout,
         self_fencing=conf.on_lost == "stop",
         endpoint=params.endpoint,
@@ -405,9 +404,10 @@ def this_node(
     )
 
 
-def job_settings_of(settings: RendezvousSettings) -> JobSettings:
-    """Return the settings that all nodes of the job must agree on. `enter` adds the number of restarts."""
+def job_settings_of(settings: RendezvousSettings, max_restarts: int) -> JobSettings:
+    """Return the settings that all nodes of the job share."""
     return JobSettings(
+        max_restarts=max_restarts,
         min_nodes=settings.min_nodes,
         max_nodes=settings.max_nodes,
         settle_s=settings.timeout.last_call.total_seconds(),
@@ -418,14 +418,13 @@ def check_settings(settings: RendezvousSettings) -> None:
     """Raise `UsageError` for settings that no job can run with."""
     if not settings.run_id:
         raise UsageError("--rdzv-id: the id of the job is empty")
-    if settings.min_nodes < 1 or settings.max_nodes < settings.min_nodes:
-        raise UsageError(
-            f"--nnodes: {settings.min_nodes}:{settings.max_nodes} is not a range of nodes; "
-            "accepted: MIN:MAX with MIN from 1 and MAX not below it"
-        )
+    try:
+        check_node_range(settings.min_nodes, settings.max_nodes)
+    except ValueError as problem:
+        raise UsageError(f"--nnodes: {problem}") from None
     if settings.keep_alive_interval <= timedelta(0) or settings.keep_alive_max_attempt < 1:
         raise UsageError(
-            "--rdzv-conf: keep_alive_interval must be above 0 and keep_alive_max_attempt from 1"
+            "--rdzv-conf: keep_alive_interval must be above 0 and keep_alive_max_attempt at least 1"
         )
 
 

@@ -76,7 +76,7 @@ class CoordinatorAccess(JobAccess):
             join_timeout_s=conf.join_timeout,
             workers_serve=conf.worker_store,
             store_address=address_of(local_addr) if local_addr else self._own_loopback(),
-            store_access=conf.job.store.value,
+            job_settings=conf.job_settings,
         )
         if conf.node_id:
             self.given_id = f"node_id={conf.node_id}"
@@ -111,7 +111,7 @@ class CoordinatorAccess(JobAccess):
             info=node_info(
                 self, params, node, self_fencing=self_fencing, fixed_rank=self._fixed_rank
             ),
-            settings=conf.job._replace(max_restarts=node.max_restarts),
+            settings=node.settings,
             timeouts=SessionTimeouts(
                 heartbeat_s=conf.keep_alive_interval,
                 silence_s=conf.lost_after_s,
@@ -135,7 +135,7 @@ class CoordinatorAccess(JobAccess):
         return self._membership
 
     def advice(self, host: str) -> str:
-        """Return advice for the case that the coordinator is lost."""
+        """Return advice for a node that has lost the coordinator."""
         survives = "a job with --ha HOST,HOST,HOST survives this"
         if len(self._endpoints) > 1:
             words = ("--endpoint", self._params.endpoint, "--rdzv-id", self.run_id)

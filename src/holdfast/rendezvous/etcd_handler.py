@@ -135,7 +135,7 @@ def create_etcd_handler(params: RendezvousParameters) -> MembershipHandler:
 
 
 class EtcdAccess(JobAccess):
-    """A job on etcd; with `cluster` on the etcd that the job's own machines run."""
+    """A job on etcd; with `cluster`, on the etcd that the job's own machines run."""
 
     authority = "etcd"
 
@@ -148,7 +148,7 @@ class EtcdAccess(JobAccess):
         require_h11()
         self._params, self._etcd, self._cluster = params, etcd, cluster
         self._config = conf = rdzv_conf.parse(params)
-        # Each host of a job may run a member or a proxy of another etcd.
+        # With any other etcd, loopback does not imply a single host: each host may run a member or a proxy.
         is_alone = cluster is not None and all(names_loopback(host) for host, _ in etcd.endpoints)
         loopback = LOOPBACK if is_alone else ""
         super().__init__(
@@ -158,7 +158,7 @@ class EtcdAccess(JobAccess):
             join_timeout_s=conf.join_timeout,
             workers_serve=conf.worker_store,
             store_address=address_of(params.local_addr) if params.local_addr else loopback,
-            store_access=conf.job.store.value,
+            job_settings=conf.job_settings,
         )
         if conf.node_id:
             self.given_id = f"node_id={conf.node_id}"
@@ -174,7 +174,7 @@ class EtcdAccess(JobAccess):
 
     @property
     def refused_by(self) -> str:
-        """What refuses a node, in messages."""
+        """The name in messages for the side that refuses a node."""
         return self.authority_at
 
     @property
@@ -200,7 +200,7 @@ class EtcdAccess(JobAccess):
             prefix=rdzv_conf.value_of(params, "etcd_prefix"),
             run_id=self.run_id,
             info=node_info(self, params, node, self_fencing=self_fencing),
-            settings=conf.job._replace(max_restarts=node.max_restarts),
+            settings=node.settings,
             timeouts=SessionTimeouts(
                 heartbeat_s=lease_s / HEARTBEATS_PER_LEASE,
                 silence_s=lease_s,

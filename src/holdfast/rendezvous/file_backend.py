@@ -1,9 +1,9 @@
 """The state of a job in a shared folder, for clusters with a common file system.
 
 Each write creates the next of the files `state.1`, `state.2`, ..., and the one with the highest number is the
-state. A name can be created only once (`SharedFolder.create`), so of several writers that replace the same state
-one succeeds. No lock is held: a process that is stopped at any point blocks no other. A writer removes the files
-that are `STATES_KEPT` behind.
+state. A name can be created only once (`SharedFolder.create`), so if several writers replace the same
+state, one succeeds. No lock is held: a process that is stopped at any point blocks no other. A writer removes the
+files that are `STATES_KEPT` behind.
 
 The token of a state is random. A checksum detects a damaged file. Only this user may access the folder
 (`store.file_store.SharedFolder`), because the state contains the commands and messages of workers.
@@ -33,7 +33,8 @@ TOKEN_BYTES = 16
 CHECKSUM_BYTES = 16
 HEADER_BYTES = len(MAGIC) + TOKEN_BYTES + CHECKSUM_BYTES
 STATES_KEPT = 32
-"""If a process is stopped during a read or write, the others may write this often before it must repeat it."""
+"""If a process is stopped during a read or write, the others can write this many states before the process must
+repeat its operation."""
 READ_TRIES_MAX = 5
 NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -75,7 +76,7 @@ class FileRendezvousBackend(RendezvousBackend):
                 new = os.urandom(TOKEN_BYTES)
                 content = MAGIC + new + _checksum(new, state) + state
                 if self._folder.create(self._file(number + 1), content):
-                    # If this process was stopped before that, others may have used the name and removed it.
+                    # While this process was stopped, others may have used the same name and removed the file.
                     is_last = self._remove_old() < number + 1 + STATES_KEPT
                     return (state, new, True) if is_last else None
                 _number, current = self._read()

@@ -118,7 +118,7 @@ class RendezvousHandler(ABC):
     has_membership = False
     """Whether the agent follows the views of a `Membership`: the handler is a `MembershipHandler`."""
     is_attended = False
-    """Whether the agent polls `store_alarm`: then the store may start only when its first client connects."""
+    """Whether the agent polls `store_alarm`. If so, the store may wait for its first client before it starts."""
 
     @property
     def store_alarm(self) -> int:

@@ -15,6 +15,9 @@ from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.rendezvous_errors import RendezvousConnectionError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.core.job_settings import JobSettings
     from holdfast.core.protocol import View
     from holdfast.membership.interface import Membership
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
@@ -33,7 +36,8 @@ class JoinRequest(NamedTuple):
 
     role: str
     local_world_size: int
-    max_restarts: int
+    settings: JobSettings
+    """The settings of the job, as this node was given them."""
     ports: tuple[int, ...]
     """The ports that the node has reserved for the workers' store."""
     store_key: bytes
@@ -52,7 +56,7 @@ class JobAccess(ABC):
     job_token = b""
     """The part of the token that protects this job's store, after `connect`; empty without a token."""
     is_polled = False
-    """Whether the agent polls, as those of other launchers do; set before `connect`."""
+    """Whether the agent polls, as agents of other launchers do; set before `connect`."""
 
     def __init__(
         self,
@@ -62,8 +66,8 @@ class JobAccess(ABC):
         node_id: str,
         join_timeout_s: float,
         workers_serve: bool,
+        job_settings: Callable[[int], JobSettings],
         store_address: str = "",
-        store_access: str = "hosts",
     ) -> None:
         self.backend = backend
         """The name of the backend, as in `--rdzv-backend`."""
@@ -76,7 +80,8 @@ class JobAccess(ABC):
         """Whether the worker of rank 0 serves the workers' store."""
         self.store_address = "" if workers_serve else store_address
         """The address of the workers' store here; empty for all addresses of this host."""
-        self.store_access = store_access
+        self.job_settings = job_settings
+        """Returns the settings of the job for a number of restarts."""
 
     @property
     @abstractmethod

@@ -5,9 +5,9 @@ only TorchElastic's interface requests a round (`next_rendezvous`) and polls whe
 another (`num_nodes_waiting`); it counts restarts itself. A `JobAccess` creates the membership; there is one each for
 coordinator, etcd and shared state.
 
-A polling agent checks its membership only while its workers run, not while it waits for other nodes. A
-node that leaves during such a wait would block it. So `next_rendezvous` returns a round only when all of
-its members have arrived.
+A polling agent checks its membership only while its workers run, not while it waits for other nodes. If another
+node left during such a wait, the agent would wait forever. So `next_rendezvous` returns a round only when all
+of its members have arrived.
 """
 
 from __future__ import annotations
@@ -109,16 +109,17 @@ class MembershipHandler(RendezvousHandler):
     ) -> Membership:
         """Join the job with this role and size; later calls return the same membership."""
         if self._membership is None:
+            settings = self.access.job_settings(max_restarts)
             self._worker_store = WorkerStore(
                 ports=PORTS,
                 served=self.use_agent_store,
                 address=self.access.store_address,
-                access=self.access.store_access,
+                access=settings.store.value,
             )
             try:
                 store = self._worker_store
                 self._membership = self.access.connect(
-                    JoinRequest(role, local_world_size, max_restarts, store.numbers, store.secret)
+                    JoinRequest(role, local_world_size, settings, store.numbers, store.secret)
                 )
                 store.token, store.on_new_ports = self.access.job_token, self._membership.hold_ports
             except BaseException:
@@ -158,7 +159,7 @@ class MembershipHandler(RendezvousHandler):
         return f"{problem} (join_timeout: {limit})"
 
     def describe_loss(self, lost: CoordinatorLost) -> str:
-        """Return what is unreachable, since when and why."""
+        """Return the unreachable side, the time since when, and the reason."""
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - lost.away_s))
         why = f": {lost.why}" if lost.why else ""
         return f"{self.access.authority_at} has been unreachable since {since} ({lost.away_s:.0f} s){why}"
@@ -215,7 +216,7 @@ class MembershipHandler(RendezvousHandler):
                 raise RendezvousConnectionError(self.describe_refusal(view.why, view.refusal))
             if time.monotonic() >= deadline:
                 raise RendezvousTimeoutError(
-                    f"the job {self.get_run_id()!r} could not be closed in {limit_s:g} s: "
+                    f"the job {self.get_run_id()!r} could not be closed within {limit_s:g} s: "
                     f"{membership.problem() or 'no response'}"
                 )
             self._wait_for_event(membership, deadline)
@@ -265,7 +266,7 @@ class MembershipHandler(RendezvousHandler):
             if not self._was_standby and time.monotonic() >= deadline:
                 error = RendezvousTimeoutError(
                     self.describe_timeout(membership),
-                    hint="join_timeout in --rdzv-conf sets the time",
+                    hint="join_timeout in --rdzv-conf sets this limit",
                 )
                 membership.report(NodePhase.LEAVING, self._generation)
                 raise error

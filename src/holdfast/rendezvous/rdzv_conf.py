@@ -2,9 +2,9 @@
 
 `KEYS` is the table of all keys: meaning, values, default. Keys of settings that all nodes must agree on come
 from `core.job_settings`. `parse_text` splits the flag's text; `parse` converts the parameters of a job to a
-`RendezvousConfig`. If a value is not valid, they raise a `UsageError` of one line. An unknown key causes a warning that names the most similar key, and is
-otherwise ignored, as in TorchElastic. If an unknown key may be meant to protect the job, it is an error. Times
-are seconds and may be fractional.
+`RendezvousConfig`. If a value is not valid, they raise a `UsageError` of one line. An unknown key causes a warning
+that names the most similar key, and is otherwise ignored, as in TorchElastic. If an unknown key may be meant to
+protect the job, it is an error. Times are seconds and may be fractional.
 
 `settle` is Holdfast's name for `last_call_timeout`. `timeout` is the join timeout of `static` and etcd only:
 every launch sets it, to 900 by default, so elsewhere it would always override the default of `join_timeout`.
@@ -26,7 +26,7 @@ from weakref import WeakSet
 
 from holdfast import console
 from holdfast.core.job_settings import DEFAULTS, SETTINGS, TYPES, JobSettings, StoreAccess
-from holdfast.core.limits import COUNTER_MAX, NODE_ID_CHARS_MAX, PORT_MAX
+from holdfast.core.limits import COUNTER_MAX, NODE_ID_CHARS_MAX, PORT_MAX, check_node_range
 from holdfast.core.protocol import check_address
 from holdfast.errors import UsageError
 from holdfast.net.tls import PSK, TlsFiles, TlsToken
@@ -61,10 +61,10 @@ class RendezvousParameters:
     ) -> None:
         if not backend:
             raise UsageError("--rdzv-backend: the name of the rendezvous backend is empty")
-        if min_nodes < 1:
-            raise UsageError(f"--nnodes: {min_nodes} nodes are too few; accepted: from 1")
-        if max_nodes < min_nodes:
-            raise UsageError(f"--nnodes: {min_nodes}:{max_nodes}: the maximum is below the minimum")
+        try:
+            check_node_range(min_nodes, max_nodes)
+        except ValueError as problem:
+            raise UsageError(f"--nnodes: {problem}") from None
         if local_addr:
             try:
                 check_address(local_addr)
@@ -295,8 +295,8 @@ KEYS = (
     Key("worker_store", "switch", None, ALL,
         "whether the worker of rank 0 hosts the workers' store, as with --worker-store"),
     Key("presence", "on|off", "on", ON_ETCD,
-        "whether agents keep connections to each other, so that they detect an agent's death at once; with "
-        "off, they detect it when its lease expires"),
+        "whether agents keep connections to each other, so that they detect immediately that an agent exited; "
+        "with off, they detect it when its lease expires"),
     Key("control", "on|read-only|off", "on", WITHOUT_COORDINATOR,
         "whether agents open a port at which other machines can watch and steer the job, or only watch it"),
     Key("protocol", "http|https", "http", ETCD, "the protocol of etcd"),
@@ -331,7 +331,8 @@ _warned: WeakSet[RendezvousParameters] = WeakSet()
 class RendezvousConfig:
     """The settings of a job's rendezvous; `KEYS` has their meanings. Times are in seconds."""
 
-    job: JobSettings
+    shared: Mapping[str, Any]
+    """The settings that all nodes share, for `job_settings`."""
     join_timeout: float
     close_timeout: float
     heartbeat_timeout: float
@@ -362,6 +363,10 @@ class RendezvousConfig:
     control: str
     given: frozenset[str] = field(default=frozenset(), compare=False)
     """The keys that the user set."""
+
+    def job_settings(self, max_restarts: int = 0) -> JobSettings:
+        """Return the settings that all nodes share; the restart budget is that of the agent."""
+        return JobSettings(**self.shared, max_restarts=max_restarts)
 
     @property
     def certified(self) -> bool:
@@ -406,7 +411,7 @@ class RendezvousConfig:
         """Return the time limits in TorchElastic's format."""
         return RendezvousTimeout(
             join=timedelta(seconds=self.join_timeout),
-            last_call=timedelta(seconds=self.job.settle_s),
+            last_call=timedelta(seconds=self.job_settings().settle_s),
             close=timedelta(seconds=self.close_timeout),
             heartbeat=timedelta(seconds=self.heartbeat_timeout),
         )
@@ -459,12 +464,9 @@ def parse(params: RendezvousParameters, *, shares_state: bool = False) -> Rendez
     _check_together(params, values)
     known = {one.name for one in fields(RendezvousConfig)}
     chosen = {name: value for name, value in values.items() if name in known}
-    job = JobSettings(
-        params.min_nodes,
-        params.max_nodes,
-        **{name: TYPES[name](values[key]) for name, key in JOB_WIDE.items()},
-    )
-    return RendezvousConfig(**chosen, job=job, given=frozenset(given))
+    shared = {name: TYPES[name](values[key]) for name, key in JOB_WIDE.items()}
+    shared |= {"min_nodes": params.min_nodes, "max_nodes": params.max_nodes}
+    return RendezvousConfig(**chosen, shared=shared, given=frozenset(given))
 
 
 def default_store(max_nodes: int) -> str:

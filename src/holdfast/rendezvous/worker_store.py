@@ -150,7 +150,7 @@ class WorkerStore:
         """Begin a generation in which this node has this rank of `size`.
 
         Its store is at `host` and `number`. The first node serves it; the others prove there that they have `key`.
-        The key is empty if not all nodes can prove one.
+        The key is empty if not all nodes can prove that they have it.
         """
         if generation == self._newest:
             return
@@ -244,7 +244,7 @@ class WorkerStore:
         server = embedded.TcpStoreServer(
             self._port_of[generation].listener(),
             lambda why: self._failed(generation, why),
-            embedded.Access(mode, key, generation),
+            embedded.HostAccess(mode, key, generation),
         )
         server.start()
         self._servers[generation] = server
@@ -383,7 +383,7 @@ def workers_serve_by_environment() -> bool:
 
 
 class StoreOnDemand:
-    """The store of a round of one node, created at first use: the agent itself needs none."""
+    """The store of a round of one node, created at first use, because the agent itself does not need it."""
 
     def __getattr__(self, name: str) -> Any:
         if "_store" not in self.__dict__:

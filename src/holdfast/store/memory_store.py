@@ -25,7 +25,7 @@ KEY_CHARS_SHOWN_MAX = 100
 COUNT_MIN, COUNT_MAX = -(1 << 63), (1 << 63) - 1
 
 
-class _Barrier:
+class _MemoryBarrier:
     """The callers that wait at one key."""
 
     __slots__ = ("arrived", "complete")
@@ -41,7 +41,7 @@ class MemoryStore:
     def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self._values: dict[str, bytes] = {}
         self._queues: dict[str, deque[bytes]] = {}  # An empty queue is removed.
-        self._barriers: dict[str, _Barrier] = {}
+        self._barriers: dict[str, _MemoryBarrier] = {}
         self._changed = threading.Condition()  # Guards everything, and is notified of changes.
         self._timeout_s = timeout_s
 
@@ -132,7 +132,7 @@ class MemoryStore:
         seconds = self._seconds(timeout)
         with self._changed:
             add_to_counter(key, self._values.get(key), 0)  # Raises if the value is not a counter.
-            mine = self._barriers.setdefault(key, _Barrier())
+            mine = self._barriers.setdefault(key, _MemoryBarrier())
             self._count(key, mine, 1)
             if mine.arrived >= world_size:
                 mine.complete = True
@@ -168,7 +168,7 @@ class MemoryStore:
     def _exists(self, key: str) -> bool:
         return key in self._values or key in self._queues
 
-    def _count(self, key: str, barrier: _Barrier, more: int) -> None:
+    def _count(self, key: str, barrier: _MemoryBarrier, more: int) -> None:
         barrier.arrived += more
         if more > 0 or key in self._values:
             self._values[key] = b"%d" % barrier.arrived

@@ -20,7 +20,7 @@ from holdfast.timers.timer_requests import FileTimerRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
 
-    from holdfast.processes.workers.pages import Section
+    from holdfast.processes.workers.pages import OpenSection
 
     Report = Callable[[str, FileTimerRequest | None], object]
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SECTION_SIGNAL = signal.SIGKILL
 
 
-def section_timer(section: Section, pid: int, now: float, wall: float) -> FileTimerRequest:
+def section_timer(section: OpenSection, pid: int, now: float, wall: float) -> FileTimerRequest:
     """Return a section with a timeout as a timer, for `Reaper.report_and_dump`."""
     assert section.deadline_ns is not None
     expires = wall + (section.deadline_ns / 1e9 - now)

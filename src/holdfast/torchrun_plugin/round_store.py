@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EXIT_BARRIER = "torchelastic/agent/terminal_state"
 
 
-class RoundStore(Store):  # type: ignore[misc]
+class PluginRoundStore(Store):  # type: ignore[misc]
     """The keys that the agents of one round share."""
 
     def __init__(self, node: PluginNode, scope: str) -> None:

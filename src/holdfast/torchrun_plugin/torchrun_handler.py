@@ -24,7 +24,7 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.rendezvous import rendezvous_errors as ours
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.torchrun_plugin.node import PluginNode
-from holdfast.torchrun_plugin.round_store import RoundStore
+from holdfast.torchrun_plugin.round_store import PluginRoundStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ class TorchrunHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
             raise
         view = self._node.round
         assert view is not None
-        store = RoundStore(self._node, self._node.access.scope_of(view))
+        store = PluginRoundStore(self._node, self._node.access.scope_of(view))
         point = info.bootstrap_store_info
         meeting_point = torch_rendezvous.RendezvousStoreInfo(point.master_addr, point.master_port)
         return torch_rendezvous.RendezvousInfo(store, info.rank, info.world_size, meeting_point)

@@ -1,1 +1,1 @@
-"""What people see of a job: tables, the terminal view, the dashboard and reports."""
+"""Renders a job for people: tables, the terminal view, the dashboard and reports."""

@@ -1,4 +1,4 @@
-"""What a job does in each stage, in words: "the job ..."."""
+"""Each stage in words that complete the sentence "the job ..."."""
 
 from holdfast.control.history import Stage
 

@@ -1,4 +1,4 @@
-"""What the commands for running jobs print: the tables of `ps` and `status`, events and log lines."""
+"""The output of the commands for running jobs: the tables of `ps` and `status`, events and log lines."""
 
 from __future__ import annotations
 

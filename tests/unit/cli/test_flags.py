@@ -119,13 +119,11 @@ def test_every_flag_with_a_field_sets_a_field_of_the_config() -> None:
 
 
 def test_flag_of_a_setting_that_all_nodes_share_repeats_its_declaration() -> None:
-    declared = {setting.key: (name, setting) for name, setting in SETTINGS.items()}
-    flags = [flag for flag in FLAGS if flag.key]
+    flags = [flag for flag in FLAGS if flag.setting]
     assert flags
     for flag in flags:
-        name, setting = declared[flag.key]
-        assert (flag.name, flag.default) == (setting.flag, DEFAULTS[name])
-        assert flag.meaning == f"{setting.meaning} ({flag.default})"
+        setting = SETTINGS[flag.setting]
+        assert (flag.name, flag.default) == (setting.flag, DEFAULTS[flag.setting])
 
 
 # Values

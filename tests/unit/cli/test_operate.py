@@ -33,7 +33,7 @@ def test_parse_ranks_rejects_everything_else(text: str) -> None:
 @pytest.mark.parametrize("grace", ["-1", "nan", "1e9"])
 def test_stop_rejects_an_invalid_grace(grace: str) -> None:
     with pytest.raises(UsageError, match="--grace"):
-        operate.execute(operate.build_parser("stop").parse_args(["--grace", grace]))
+        operate.request(operate.build_parser("stop").parse_args(["--grace", grace]))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_invalid_endpoint_is_rejected_with_the_name_of_its_flag(
     flags: list[str], named: str
 ) -> None:
     with pytest.raises(UsageError, match=f"^{named}: "):
-        operate.execute(operate.build_parser("status").parse_args(flags))
+        operate.show_status(operate.build_parser("status").parse_args(flags))
 
 
 @pytest.mark.parametrize(("flags", "said"), [([], True), (["--json"], False)])
@@ -65,7 +65,7 @@ def test_ps_without_jobs_says_so_unless_a_program_reads_it(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)  # A socket's path must be short.
-        operate.execute(operate.build_parser("ps").parse_args(flags))
+        operate.list_jobs(operate.build_parser("ps").parse_args(flags))
     notice = "holdfast: no job of yours runs on this machine\n" if said else ""
     assert capsys.readouterr() == ("", notice)
 

@@ -179,7 +179,7 @@ def test_stop_because_of_another_node_does_not_date_the_failure() -> None:
 
 def test_stop_has_the_request_that_caused_it_as_detail() -> None:
     stopping = lifecycle.GenerationStopping(20.0, 0, StopReason.REQUESTED)
-    requested = lifecycle.Requested(20.0, 20.0, "id", "restart requested by me: new data")
+    requested = lifecycle.RequestCarriedOut(20.0, 20.0, "id", "restart requested by me: new data")
     for events in ([stopping, requested], [requested, stopping]):
         history = history_of([starts(13.0, 0), *events, starts(21.0, 1)])
         assert end_of(*history.generations.values()) == ("regrouped", requested.what)
@@ -353,7 +353,7 @@ def runs(draw: st.DrawFn) -> list[LifecycleEvent]:
         if reason is StopReason.WORKER_FAILED:
             run.append(lifecycle.WorkerEnded(later(), 0.0, number, WORKERS[1], failed=True))
         if reason is StopReason.REQUESTED:
-            run.append(lifecycle.Requested(later(), 0.0, "id", "restart requested by me"))
+            run.append(lifecycle.RequestCarriedOut(later(), 0.0, "id", "restart requested by me"))
         if draw(st.booleans()):
             run.append(lifecycle.GenerationStopping(later(), number, reason))
             run.append(steps(now, number, (0, step, now)))

@@ -30,7 +30,7 @@ def test_number_outside_its_limits_is_rejected(name: str) -> None:
 
 
 def test_minimum_above_maximum_is_rejected() -> None:
-    with pytest.raises(ValueError, match="min_nodes 3 is above max_nodes 2"):
+    with pytest.raises(ValueError, match="3:2 is not a range of nodes"):
         check_settings(JobSettings(3, 2))
 
 

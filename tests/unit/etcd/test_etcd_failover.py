@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from holdfast.core.etcd.calls import Problem, ProblemKind
 from holdfast.etcd.async_client import CONNECT_S, LEADERLESS_PAUSE_S, Attempts
-from holdfast.etcd.json_gateway import Handling, Refusal
+from holdfast.etcd.json_gateway import GatewayRefusal, Handling
 
 AWAY = Problem(ProblemKind.UNREACHABLE, "connection refused")
 DENIED = Problem(ProblemKind.DENIED, "its certificate is not trusted")
-NO_LEADER = Refusal(Problem(ProblemKind.UNREACHABLE, "no leader"), Handling.ELSEWHERE)
-TIMED_OUT = Refusal(Problem(ProblemKind.UNREACHABLE, "request timed out"), Handling.UNSURE)
-STALE = Refusal(Problem(ProblemKind.DENIED, "invalid auth token"), Handling.RENEW_TOKEN)
-TOO_LARGE = Refusal(Problem(ProblemKind.REFUSED, "request is too large"))
+NO_LEADER = GatewayRefusal(Problem(ProblemKind.UNREACHABLE, "no leader"), Handling.ELSEWHERE)
+TIMED_OUT = GatewayRefusal(Problem(ProblemKind.UNREACHABLE, "request timed out"), Handling.UNSURE)
+STALE = GatewayRefusal(Problem(ProblemKind.DENIED, "invalid auth token"), Handling.RENEW_TOKEN)
+TOO_LARGE = GatewayRefusal(Problem(ProblemKind.REFUSED, "request is too large"))
 
 
 def tries(endpoints: int = 3, *, may_repeat: bool = False) -> Attempts:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from holdfast.core.etcd.cluster import Bootstrap, Empty, Serving
+from holdfast.core.etcd.cluster import Bootstrap, NoData, Serving
 from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.etcd.cluster_list import RECORD, ClusterRecord
 from holdfast.etcd.probe import (
@@ -67,7 +67,7 @@ def probed(probe: Probe, *, accepts: bool = False) -> ProbeResult:
 
 
 def test_probe_of_a_machine_without_data_returns_its_incarnation() -> None:
-    assert probed(PROBE) == ProbeResult(Empty(7))
+    assert probed(PROBE) == ProbeResult(NoData(7))
 
 
 @pytest.mark.parametrize("accepts", [True, False])
@@ -161,4 +161,4 @@ async def test_server_survives_invalid_requests(sent: bytes) -> None:
     async with probe_server() as port:
         await asyncio.to_thread(probe, port)
         view = await probe_member(LOCAL, port, PROBE, tls=None, limit_s=10)
-    assert view.state == Empty(7)
+    assert view.state == NoData(7)

@@ -19,7 +19,7 @@ import pytest
 
 from holdfast.core.etcd.calls import Get, Txn, TxnDone
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.etcd.local_etcd import EtcdServer, is_healthy, stop_etcd
+from holdfast.etcd.local_etcd import LocalEtcd, is_healthy, stop_etcd
 from holdfast.etcd.runner import BINARY_VARIABLE, EtcdProcess, find_binary, log_tail
 from real_coordinators import eventually
 
@@ -28,8 +28,8 @@ PATIENCE_S = 20.0  # Only a failing test waits this long.
 
 OWNER = """
 import os, sys, threading, time
-from holdfast.etcd.local_etcd import EtcdServer
-server = EtcdServer()
+from holdfast.etcd.local_etcd import LocalEtcd
+server = LocalEtcd()
 starting = threading.Thread(target=server.start)
 starting.start()
 starting.join()
@@ -69,18 +69,18 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
     return program
 
 
-def pid_of(server: EtcdServer) -> int:
+def pid_of(server: LocalEtcd) -> int:
     assert server._process is not None
     return server._process.pid
 
 
-def put(server: EtcdServer, key: bytes, value: bytes) -> None:
+def put(server: LocalEtcd, key: bytes, value: bytes) -> None:
     client = server.get_client()
     client.put(key, value)
     client.close()
 
 
-def got(server: EtcdServer, key: bytes) -> bytes | None:
+def got(server: LocalEtcd, key: bytes) -> bytes | None:
     client = server.get_client()
     answer = client.call(Txn(success=(Get(key),)))
     client.close()
@@ -94,7 +94,7 @@ def refuses(port: int) -> bool:
 
 
 def test_server_responds_from_start_to_stop(temporary: Path) -> None:
-    server = EtcdServer()
+    server = LocalEtcd()
     assert server.get_port() == -1
     server.start()
     assert server.get_endpoint() == f"{server.get_host()}:{server.get_port()}"
@@ -106,7 +106,7 @@ def test_server_responds_from_start_to_stop(temporary: Path) -> None:
 
 
 def test_running_server_is_not_started_again() -> None:
-    with EtcdServer() as server:
+    with LocalEtcd() as server:
         with pytest.raises(UsageError, match=server.get_endpoint()):
             server.start()
         assert is_healthy(server.get_port())
@@ -114,10 +114,10 @@ def test_running_server_is_not_started_again() -> None:
 
 def test_callers_folder_and_its_data_are_kept(tmp_path: Path, temporary: Path) -> None:
     folder = tmp_path / "kept" / "data"
-    with EtcdServer(str(folder)) as server:
+    with LocalEtcd(str(folder)) as server:
         put(server, b"key", b"value")
     assert list(folder.iterdir())
-    with EtcdServer(str(folder)) as server:
+    with LocalEtcd(str(folder)) as server:
         assert got(server, b"key") == b"value"
     assert not list(temporary.iterdir())
 
@@ -127,7 +127,7 @@ def test_etcd_that_exits_is_retried_and_then_its_output_is_quoted(
 ) -> None:
     program = named(tmp_path, monkeypatch, "echo >&2 out of luck; echo once >> $0.runs; exit 7")
     with pytest.raises(RuntimeError) as died:
-        EtcdServer().start(num_retries=2)
+        LocalEtcd().start(num_retries=2)
     for part in (str(program), "7", "out of luck"):
         assert part in str(died.value)
     assert Path(f"{program}.runs").read_text() == "once\nonce\n"
@@ -147,14 +147,14 @@ def test_etcd_that_is_never_ready_times_out(
     named(tmp_path, monkeypatch, "exec sleep infinity")
     monkeypatch.setattr("holdfast.etcd.local_etcd.EtcdProcess", Counted)
     with pytest.raises(TimeoutError, match="some-etcd"):
-        EtcdServer().start(timeout=0.3)
+        LocalEtcd().start(timeout=0.3)
     assert len(started) == 1
     assert started[0].returncode is not None
     assert not list(temporary.iterdir())
 
 
 def test_dropped_server_stops_etcd(temporary: Path) -> None:
-    server = EtcdServer()
+    server = LocalEtcd()
     server.start()
     pidfd = os.pidfd_open(pid_of(server))
     del server

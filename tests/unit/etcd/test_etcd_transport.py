@@ -12,7 +12,7 @@ from etcd_clients import LOCAL, http, responding, server
 
 from holdfast.core.etcd.calls import ProblemKind
 from holdfast.etcd import transport
-from holdfast.etcd.transport import ConnectionProblem, HttpConnection, Reply, open_connection
+from holdfast.etcd.transport import ConnectionProblem, HttpConnection, HttpReply, open_connection
 from holdfast.net import async_addresses
 from holdfast.net.addresses import Address
 from holdfast.net.tls import client_context
@@ -25,7 +25,7 @@ async def connect(port: int) -> HttpConnection:
     return await open_connection(LOCAL, port, limit_s=S)
 
 
-async def ask_of(words: bytes | None, limit_s: float = S) -> Reply:
+async def ask_of(words: bytes | None, limit_s: float = S) -> HttpReply:
     async with responding(words) as port:
         connection = await connect(port)
         try:
@@ -48,7 +48,7 @@ async def test_request_is_one_write_and_the_connection_is_reused() -> None:
         for n in (1, 2):
             assert connection.is_idle
             reply = await connection.request("/v3/x", b'{"a":1}', "the-token", limit_s=S)
-            assert reply == Reply(200, b'{"n":%d}' % n)
+            assert reply == HttpReply(200, b'{"n":%d}' % n)
         assert connection.local_address == LOCAL
         connection.abort("done")
         await connection.ended
@@ -97,13 +97,13 @@ def test_every_failure_becomes_a_problem(words: bytes | None, kind: ProblemKind)
 @pytest.mark.parametrize(
     ("words", "reply"),
     [
-        (b"HTTP/1.0 404 Not Found\r\n\r\nno", Reply(404, b"no")),
+        (b"HTTP/1.0 404 Not Found\r\n\r\nno", HttpReply(404, b"no")),
         (http(b"no", "404 Not Found").replace(b"\r\n", b"\r\nConnection: close\r\n", 1),
-         Reply(404, b"no")),
+         HttpReply(404, b"no")),
     ],
 )  # fmt: skip
 @in_loop
-async def test_response_may_end_with_the_connection(words: bytes, reply: Reply) -> None:
+async def test_response_may_end_with_the_connection(words: bytes, reply: HttpReply) -> None:
     async with responding(words, once=True) as port:
         connection = await connect(port)
         assert await connection.request("/v3/x", b"{}", limit_s=S) == reply

@@ -29,7 +29,7 @@ from holdfast.core.etcd.calls import (
     TxnDone,
 )
 from holdfast.etcd import json_gateway
-from holdfast.etcd.json_gateway import NO_GATEWAY, TLS_ONLY, Handling, Refusal, WatchEvents
+from holdfast.etcd.json_gateway import NO_GATEWAY, TLS_ONLY, GatewayRefusal, Handling, WatchEvents
 
 HUGE = 2**62 + 1  # Some JSON parsers lose precision at this size.
 HEADER = {"cluster_id": "1", "revision": "7", "raft_term": "2"}
@@ -170,7 +170,7 @@ def test_lease_replies_are_decoded() -> None:
     assert answer(Revoke(1), gone, 404) == Revoked()
     assert answer(KeepAlive(1), gone, 404) == KeptAlive(0)
     refusal = answer(Txn(success=(Put(b"a", b"", 1),)), gone, 404)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, GatewayRefusal)
     assert refusal.problem.kind is K.LEASE_GONE
 
 
@@ -183,10 +183,10 @@ def test_token_reply_is_decoded() -> None:
         json_gateway.decode_token(400, json.dumps(wrong).encode()),
         json_gateway.decode_token(200, b"{}"),
     ):
-        assert isinstance(refusal, Refusal)
+        assert isinstance(refusal, GatewayRefusal)
 
 
-def line(**result: object) -> WatchEvents | Refusal:
+def line(**result: object) -> WatchEvents | GatewayRefusal:
     return json_gateway.decode_line(json.dumps({"result": {"header": HEADER, **result}}).encode())
 
 
@@ -219,7 +219,7 @@ def test_ends_of_a_watch_become_problems(
     result: dict[str, object], kind: ProblemKind, handling: Handling
 ) -> None:
     refusal = line(canceled=True, **result)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, GatewayRefusal)
     assert (refusal.problem.kind, refusal.handling) == (kind, handling)
 
 
@@ -260,7 +260,7 @@ def test_errors_of_etcd_are_classified(
         answer(Txn(), in_stream, status),
         json_gateway.decode_line(json.dumps(in_stream).encode()),
     ):
-        assert isinstance(refused, Refusal)
+        assert isinstance(refused, GatewayRefusal)
         assert (refused.problem.kind, refused.handling) == (kind, handling)
 
 
@@ -305,9 +305,9 @@ def test_responses_of_other_servers_are_classified(
 )
 def test_invalid_response_is_reported_as_not_from_etcd(request_: Request, body: bytes) -> None:
     refusal = json_gateway.decode(request_, 200, body)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, GatewayRefusal)
     assert (refusal.problem.kind, refusal.handling) == (K.REFUSED, H.UNSURE)
     for garbage in (b"{}", b"x", b'{"result":{}}'):
         refused = json_gateway.decode_line(garbage)
-        assert isinstance(refused, Refusal)
+        assert isinstance(refused, GatewayRefusal)
         assert refused.problem.kind is K.REFUSED

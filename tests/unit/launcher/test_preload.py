@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.launcher import preload
 from holdfast.launcher.preload import (
-    Setting,
+    VariableSetting,
     find_module,
     installed_among,
     is_this_python,
@@ -49,7 +49,7 @@ def write(folder: Path, *names: str) -> Path:
 
 def modules(source: str, *, as_main: bool = True) -> list[str]:
     steps = top_level_steps(textwrap.dedent(source), as_main=as_main)
-    return [step[0] for step in steps if not isinstance(step, Setting)]
+    return [step[0] for step in steps if not isinstance(step, VariableSetting)]
 
 
 def test_imports_in_blocks_that_run_at_import_are_found() -> None:

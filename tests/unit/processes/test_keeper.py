@@ -20,12 +20,12 @@ from holdfast.errors import UsageError
 from holdfast.processes.keeper import keeper_program
 from holdfast.processes.keeper.deadline import WorkersDeadline
 from holdfast.processes.keeper.keeper_client import (
-    Empty,
+    DescendantsExited,
     Event,
     Exited,
     Expired,
     Keeper,
-    KeeperLost,
+    KeeperDied,
     Spawned,
     SpawnFailed,
 )
@@ -279,7 +279,7 @@ def test_sweep_finds_processes_forked_meanwhile(kept: Kept) -> None:
     kept.number()
     kept.outcome()
     kept.keeper.sweep()
-    kept.until(Empty)
+    kept.until(DescendantsExited)
     assert children_of(kept.keeper.pid) == []
 
 
@@ -296,7 +296,7 @@ def test_running_workers_and_their_children_are_not_leftovers(kept: Kept) -> Non
     assert not has_ended(child)
     assert not has_ended(kept.pids(2)[0])
     kept.keeper.kill_tree(0)
-    kept.until(Empty)
+    kept.until(DescendantsExited)
     assert has_ended(child)
 
 
@@ -319,7 +319,7 @@ def test_keeper_with_leftovers_reports_only_on_request(kept: Kept) -> None:
     kept.outcome(0)
     assert not kept.keeper.is_childless
     kept.keeper.sweep()
-    kept.until(Empty)
+    kept.until(DescendantsExited)
 
 
 def test_close_kills_all_processes_below_the_keeper(kept: Kept) -> None:
@@ -346,8 +346,8 @@ def test_workers_of_a_killed_keeper_die_and_its_loss_is_reported_last(kept: Kept
     kept.outcome(2)
     os.kill(kept.keeper.pid, signal.SIGKILL)
     worker.wait_until_exited()
-    kept.until(KeeperLost)
-    assert kept.events[-1] == KeeperLost()
+    kept.until(KeeperDied)
+    assert kept.events[-1] == KeeperDied()
     assert kept.outcome(0) == (4, None)
     assert kept.keeper.lost
     assert kept.keeper.is_gone()
@@ -366,7 +366,7 @@ def test_late_response_to_a_sweep_does_not_answer_the_next(kept: Kept) -> None:
     kept.keeper.sweep()
     assert kept.keeper.receive() == []
     os.kill(kept.keeper.pid, signal.SIGCONT)
-    assert kept.until(Empty) == [Empty()]
+    assert kept.until(DescendantsExited) == [DescendantsExited()]
 
 
 @pytest.mark.parametrize("how", ["start", "fork"])
@@ -447,9 +447,9 @@ def test_helper_is_not_a_leftover_and_exits_with_the_keeper(kept: Kept) -> None:
     kept.spawn(0, ["true"])
     kept.outcome()
     kept.keeper.signal_leftovers(signal.SIGTERM)
-    kept.until(Empty)
+    kept.until(DescendantsExited)
     kept.keeper.sweep()
-    kept.until(Empty, 2)
+    kept.until(DescendantsExited, 2)
     assert not [pid for pid in (*first, *second) if has_ended(pid)]
     gone = Watched(*first)
     kept.keeper.kill_tree(-1)
@@ -486,7 +486,7 @@ def test_orphan_becomes_a_worker_unless_it_exited(
         os.kill(pid, signal.SIGKILL)
         gone.wait_until_exited()
         kept.keeper.sweep()
-        kept.until(Empty)  # By now it is reaped.
+        kept.until(DescendantsExited)  # By now it is reaped.
     kept.keeper.adopt(1, pid, error_in, go_out)
     for fd in (go_in, go_out, error_in, error_out):
         os.close(fd)

@@ -13,7 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast import worker
-from holdfast.processes.workers.pages import SETTLE_S, SWEPT_AGE_S, Section, WorkerPage, WorkerPages
+from holdfast.processes.workers.pages import (
+    SETTLE_S,
+    SWEPT_AGE_S,
+    OpenSection,
+    WorkerPage,
+    WorkerPages,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +69,7 @@ def test_expired_section_is_reported_once_per_entry(
     page_writer.section(4, b"step", 70 * SECOND, 10 * SECOND)
     page_writer.section(5, b"later", 700 * SECOND)
     assert page.expired(69.9) == []
-    assert page.expired(70.0) == [Section("step", 10 * SECOND, 70 * SECOND)]
+    assert page.expired(70.0) == [OpenSection("step", 10 * SECOND, 70 * SECOND)]
     assert page.expired(71.0) == []
     assert page.next_deadline() == 700.0
     page_writer.section(4, b"again", 90 * SECOND)

@@ -91,7 +91,7 @@ def test_table_has_every_key_of_torch_and_every_backend() -> None:
     assert KEY_OF.keys() > TORCH_KEYS
     assert len(KEY_OF) == len(KEYS)
     assert {name for key in KEYS for name in key.backends} == set(Backend)
-    own = {field.name for field in fields(RendezvousConfig)} - {"given", "job"}
+    own = {field.name for field in fields(RendezvousConfig)} - {"given", "shared"}
     assert own <= KEY_OF.keys()
 
 
@@ -102,7 +102,11 @@ def test_values_can_be_text_and_none_means_not_given() -> None:
         store_type="FILE",
     )  # fmt: skip
     assert (conf.join_timeout, conf.lost_after_s, conf.is_host) == (2.5, 1.0, False)
-    assert (conf.reconnect_grace, conf.job.spares, conf.job.order) == (0.0, 1, RankOrder.HOST)
+    assert (conf.reconnect_grace, conf.job_settings().spares, conf.job_settings().order) == (
+        0.0,
+        1,
+        RankOrder.HOST,
+    )
     assert conf.store_type == "file"
     assert parse(join_timeout=None, spares=None) == parse()
 
@@ -127,12 +131,12 @@ def test_store_of_a_job_of_one_node_is_open_by_default() -> None:
         (1, {"store": "hosts"}, "hosts"),
     ):
         params = RendezvousParameters("c10d", "", "job", 1, most, **given)
-        assert rdzv_conf.parse(params).job.store.value == expected
+        assert rdzv_conf.parse(params).job_settings().store.value == expected
 
 
 def test_settle_is_an_alias_of_last_call_timeout() -> None:
-    assert parse(settle="2").job.settle_s == 2
-    assert parse(settle="2", last_call_timeout="2.0").job.settle_s == 2
+    assert parse(settle="2").job_settings().settle_s == 2
+    assert parse(settle="2", last_call_timeout="2.0").job_settings().settle_s == 2
     with pytest.raises(UsageError, match="settle=2 and last_call_timeout=3"):
         parse(settle="2", last_call_timeout=3)
 

@@ -30,7 +30,7 @@ from holdfast.store.store_errors import DistNetworkError
 from holdfast.store.tcp import attestation, forwarding, host_admission, tcp_protocol
 from holdfast.store.tcp import store_server as loop_module
 from holdfast.store.tcp.attestation import HostAttestation
-from holdfast.store.tcp.embedded import Access, TcpStoreServer
+from holdfast.store.tcp.embedded import HostAccess, TcpStoreServer
 from holdfast.store.tcp.forwarding import Forwarder
 from holdfast.store.tcp.store_client import TCPStore
 from holdfast.store.tcp.store_connector import StoreConnector
@@ -755,7 +755,7 @@ def serve(_hosts: None) -> Iterator[Callable[..., TcpStoreServer]]:
 
         def make(mode: str, key: bytes = KEY) -> TcpStoreServer:
             bound = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-            server = TcpStoreServer(bound, None, Access(mode, key, GENERATION))
+            server = TcpStoreServer(bound, None, HostAccess(mode, key, GENERATION))
             ends.enter_context(server)
             server.start()
             return server
@@ -971,7 +971,7 @@ def test_attestation_is_retried_until_the_store_listens(
         held.listen()
         peer, _ = held.accept()
         peer.close()  # Like a store that is being replaced.
-        server = TcpStoreServer(held, None, Access("hosts", KEY, GENERATION))
+        server = TcpStoreServer(held, None, HostAccess("hosts", KEY, GENERATION))
         server.start()
         ended(word)
         assert word._succeeded
@@ -1017,7 +1017,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[TcpStoreServer]:
     monkeypatch.setattr(loop_module, "user_of", lambda _: None)
     bound = socket.socket()
     bound.bind((US, 0))
-    with TcpStoreServer(bound, None, Access("private", KEY, GENERATION)) as server:
+    with TcpStoreServer(bound, None, HostAccess("private", KEY, GENERATION)) as server:
         server.start()
         yield server
 

@@ -8,7 +8,7 @@ from holdfast.views.dashboard.access import (
     LOGIN_WINDOW_S,
     SESSION_S,
     SESSIONS_MAX,
-    Access,
+    DashboardAccess,
     draw_token,
     is_on_purpose,
 )
@@ -17,7 +17,7 @@ TOKEN = draw_token()
 
 
 def test_session_ends_by_timeout_or_logout() -> None:
-    access = Access(TOKEN, 1)
+    access = DashboardAccess(TOKEN, 1)
     first, second = (access.log_in(0.0, TOKEN, "::1") for _ in range(2))
     assert first is not None
     assert second is not None
@@ -29,25 +29,25 @@ def test_session_ends_by_timeout_or_logout() -> None:
 
 
 def test_session_above_the_limit_ends_the_oldest() -> None:
-    access = Access(TOKEN, 1)
+    access = DashboardAccess(TOKEN, 1)
     ids = [access.log_in(0.0, TOKEN, "::1") or "" for _ in range(SESSIONS_MAX + 1)]
     assert access.session(0.0, ids[0]) is None
     assert all(access.session(0.0, one) for one in ids[1:])
 
 
 def test_each_session_has_its_own_csrf_value() -> None:
-    access = Access(TOKEN, 1)
+    access = DashboardAccess(TOKEN, 1)
     sessions = [access.session(0.0, access.log_in(0.0, TOKEN, "") or "") for _ in range(2)]
     first, second = sessions
     assert first is not None
     assert second is not None
-    assert is_on_purpose(first, {"x-holdfast-csrf": first.word})
-    assert not is_on_purpose(first, {"x-holdfast-csrf": second.word})
+    assert is_on_purpose(first, {"x-holdfast-csrf": first.secret})
+    assert not is_on_purpose(first, {"x-holdfast-csrf": second.secret})
     assert not is_on_purpose(first, {})
 
 
 def test_wrong_tokens_delay_only_their_address() -> None:
-    access = Access(TOKEN, 1)
+    access = DashboardAccess(TOKEN, 1)
     for at in range(LOGIN_FAILURES_MAX):
         assert not access.must_wait(float(at), "10.0.0.1")
         assert access.log_in(float(at), TOKEN[:-1], "10.0.0.1") is None
@@ -57,7 +57,7 @@ def test_wrong_tokens_delay_only_their_address() -> None:
 
 
 def test_memory_of_guessing_addresses_is_bounded() -> None:
-    access = Access(TOKEN, 1)
+    access = DashboardAccess(TOKEN, 1)
     for at in range(ADDRESSES_MAX + 10):
         access.log_in(0.0, "wrong", str(at))
     assert len(access._failures) == ADDRESSES_MAX

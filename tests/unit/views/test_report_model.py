@@ -67,7 +67,7 @@ def test_nodes_without_a_folder_are_named_by_the_members_of_their_round() -> Non
     stays.end(42.0)
     report = report_of(stays)
     assert report.generations[0].end_reason == "node b was lost"
-    assert any("For the other nodes (b, c) it has only" in note for note in report.notes)
+    assert any("the other nodes (b, c) only from these folders" in note for note in report.notes)
 
 
 @pytest.mark.parametrize(("restarts", "nodes", "end"), [(1, 2, "failed"), (0, 3, "regrouped")])

@@ -101,7 +101,7 @@ class Bootstrap(msgspec.Struct, frozen=True):
 # The state of a machine according to a probe; None if it did not respond.
 
 
-class Empty(msgspec.Struct, frozen=True, tag=True):
+class NoData(msgspec.Struct, frozen=True, tag=True):
     """The machine's member has no data, and the machine is ready to start it."""
 
     incarnation: int
@@ -114,7 +114,7 @@ class Serving(msgspec.Struct, frozen=True, tag=True):
     has_leader: bool
 
 
-ProbedState = Empty | Serving | None
+ProbedState = NoData | Serving | None
 
 
 class MemberState(Enum):
@@ -136,7 +136,7 @@ class MemberState(Enum):
 # Events.
 
 
-class Begun(Event):
+class PortsHeld(Event):
     """The machine holds its ports; its member has not started."""
 
 
@@ -186,12 +186,12 @@ class EtcdEnded(Event):
     why: str
 
 
-class StopRequested(Event):
+class MemberStopRequested(Event):
     """This machine's member must stop."""
 
 
 MemberEvent = (
-    Begun
+    PortsHeld
     | MachineProbed
     | BootstrapProposed
     | ProposalAnswered
@@ -199,7 +199,7 @@ MemberEvent = (
     | VoterNotReplaced
     | EtcdReady
     | EtcdEnded
-    | StopRequested
+    | MemberStopRequested
     | Tick
 )
 
@@ -394,12 +394,12 @@ class ClusterMember:
                 self.state, self._probed = MemberState.DISCOVERING, {}
                 self._probed_at = now
                 return []
-            case Begun():
+            case PortsHeld():
                 if self._began:
                     raise InvalidEvent("a member begins once")
                 self._began = True
                 return self._start_over(now)
-            case StopRequested():
+            case MemberStopRequested():
                 was, self.state = self.state, MemberState.ENDED
                 first: list[MemberEffect] = [StopProbeServer()] if was in _RESPONDING else []
                 return [] if was is MemberState.ENDED else [*first, StopEtcd()]
@@ -455,7 +455,7 @@ class ClusterMember:
             one = states.get(name)
             if name == self._machine:
                 found[name] = self.incarnation
-            elif isinstance(one, Empty):
+            elif isinstance(one, NoData):
                 found[name] = one.incarnation
         return found
 
@@ -544,7 +544,7 @@ class ClusterMember:
         others = [
             one
             for one in states.values()
-            if isinstance(one, Empty) or (one is not None and one.cluster != self.cluster)
+            if isinstance(one, NoData) or (one is not None and one.cluster != self.cluster)
         ]
         if any(isinstance(one, Serving) and one.has_leader for one in others):
             return [DropEtcd(), *self._start_over(now)]  # A majority is in another cluster.

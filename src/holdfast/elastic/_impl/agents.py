@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from holdfast.agent.loop import Job, Workers
+    from holdfast.agent.loop import JobPart, Workers
     from holdfast.agent.side_services import HealthServer
     from holdfast.agent.spec import Worker, WorkerSpec
     from holdfast.agent.worker_processes import Environments
@@ -146,7 +146,7 @@ class SimpleElasticAgent(ElasticAgent):
         else:
             workers = self._processes
         self._machine: Supervision
-        self._job: Job
+        self._job: JobPart
         if self._has_own_loop:
             spec = group.spec
             self._machine = self._reporter.machine = Supervision(

@@ -62,7 +62,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
         params.min_nodes,
         params.max_nodes,
         conf.join_timeout,
-        conf.job.settle_s,
+        conf.job_settings().settle_s,
         settings=params.config,
         closes_client=True,
     )

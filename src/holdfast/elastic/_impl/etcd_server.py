@@ -8,7 +8,7 @@ from holdfast.etcd import local_etcd
 from holdfast.etcd.etcd_settings import EtcdSettings
 
 
-class EtcdServer(local_etcd.EtcdServer):
+class EtcdServer(local_etcd.LocalEtcd):
     """Starts and stops an etcd; any thread may call it."""
 
     def __init__(self, data_dir: str | None = None) -> None:
@@ -18,7 +18,7 @@ class EtcdServer(local_etcd.EtcdServer):
     def get_client(self) -> EtcdV2Client:
         """Return a client of this server, which the caller must close."""
         if self._port < 0:
-            raise UsageError("this EtcdServer does not run yet", hint="call start()")
+            raise UsageError("this etcd is not running yet", hint="call start()")
         return EtcdV2Client(
             EtcdSettings(endpoints=((self._host, self._port),), call_s=DEFAULT_READ_TIMEOUT_S)
         )

@@ -1,4 +1,4 @@
-"""The handlers of event destinations, and `record`, which sends an event to one.
+"""The handlers of event destinations, and `record`, which sends an event to a destination.
 
 A destination is a name. The lookup order is: `configure`; TorchElastic's table `_log_handlers`; Holdfast's own
 names; plug-ins. `null` is the default, so `configure(MyEventHandler())` suffices.
@@ -63,7 +63,7 @@ _added: dict[str, tuple[logging.Handler, SafeHandler]] = {}
 _found: dict[str, SafeHandler] = {}
 
 find_added: Callable[[str], logging.Handler | None] | None = None
-"""Looks a destination up in TorchElastic's table of handlers; the module with that table sets it."""
+"""Looks a destination up in TorchElastic's table of handlers. The module with that table sets this function."""
 
 
 def configure(handler: EventHandler | logging.Handler, destination: str = DEFAULT) -> None:
@@ -136,7 +136,7 @@ def make_safe(handler: Any, name: str) -> SafeHandler:
 
 
 def flush(limit_s: float = FLUSH_S) -> None:
-    """Wait until every handler has the events recorded so far, each for at most `limit_s`."""
+    """Wait, up to `limit_s` for each handler, until it has received the events recorded so far."""
     added = [safe for _, safe in _added.values()]
     for safe in [*configured.values(), *added, *_found.values()]:
         safe.flush(limit_s)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from holdfast.console import write_line
-from holdfast.observe.timeline import Line
+from holdfast.observe.timeline import TimelineLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ class EventHandler(ABC):
 
 
 class NullEventHandler(EventHandler):
-    """Does nothing with events."""
+    """Ignores events."""
 
     def record(self, event: Event) -> None:
         pass
@@ -73,9 +73,9 @@ class LogDirectoryHandler(EventHandler):
             folder, stem="timeline", file_bytes_max=file_bytes_max
         )
 
-    def record(self, event: Event | Line) -> None:
+    def record(self, event: Event | TimelineLine) -> None:
         """Append a line to one of the files; raise `OSError` if it cannot be written."""
-        if isinstance(event, Line):
+        if isinstance(event, TimelineLine):
             self._timeline.record(event)
             # A reader needs these two lines to interpret the others.
             if event.kind == "run":
@@ -101,7 +101,7 @@ class JsonLinesEventHandler(EventHandler):
     """Appends events as JSON lines to `<stem>-<host>-<pid>.jsonl` in a folder.
 
     Each event is one line, appended by one call, so a reader never sees a partial line and two writers never mix
-    theirs. Each node has its own file, since several may share a folder. At `FILE_BYTES_MAX` the file is
+    their lines. Each node has its own file, since several nodes may share a folder. At `FILE_BYTES_MAX` the file is
     renamed to `<name>.1`, replacing the previous one.
 
     The folder of a run is created when the first workers start, after the first events. So `folder` may be a
@@ -127,9 +127,9 @@ class JsonLinesEventHandler(EventHandler):
         self.path = ""
         """The file, once it exists."""
         self.head: tuple[str, ...] = ()
-        """Lines that begin every further file."""
+        """The first lines of every further file."""
 
-    def record(self, event: Event | Line) -> None:
+    def record(self, event: Event | TimelineLine) -> None:
         """Append a line; raise `OSError` if the file cannot be written."""
         self._buffer.append(event.serialize())
         if len(self._buffer) > BUFFERED_MAX:
@@ -174,7 +174,9 @@ class JsonLinesEventHandler(EventHandler):
         try:
             written = os.write(self._descriptor, data)
         except OSError as problem:
-            problem.filename = self.path  # So that the message of a full disk names the file.
+            problem.filename = (
+                self.path
+            )  # The message, for example of a full disk, then names the file.
             raise
         self._size += written
         self._is_line_begun = written < len(data) and (written > 0 or self._is_line_begun)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from holdfast.observe.events.event import EventMetadataValue
     from holdfast.observe.safe_handler import SafeHandler
-    from holdfast.observe.timeline import Line
+    from holdfast.observe.timeline import TimelineLine
 
 
 PREFIX = "torchelastic.worker.status."
@@ -68,7 +68,7 @@ class EventRecorder:
                 self._ended(event)
             case lifecycle.WatchdogEvent():
                 self._watchdog(event)
-            case lifecycle.Requested():
+            case lifecycle.RequestCarriedOut():
                 inner = self._inner() | {"request": event.request, "requested": event.what}
                 metadata = self._metadata("RUNNING", inner)
                 self._record(_event("holdfast.request", EventSource.AGENT, event.wall, metadata))
@@ -199,11 +199,11 @@ class RendezvousRecorder:
             case lifecycle.RendezvousEnded():
                 self._record("the rendezvous failed", NodeState.FAILED, error=event.error)
             case lifecycle.RunEnded() if event.error:
-                self._record("the node's part ended", NodeState.FAILED, error=event.error)
+                self._record("the run ended on this node", NodeState.FAILED, error=event.error)
             case lifecycle.RunEnded():
                 failed = event.state != "succeeded"
                 state = NodeState.FAILED if failed else NodeState.SUCCEEDED
-                self._record("the node's part ended", state, event.group_rank)
+                self._record("the run ended on this node", state, event.group_rank)
 
     def close(self) -> None:
         """Wait up to `FLUSH_S` until the handler has received all events."""
@@ -243,7 +243,7 @@ class JobEvents:
         """Raise `UsageError` if there is no destination `name`.
 
         `folder` is the job's log directory, or a function that returns it once it exists. If it is None, the job
-        has none, and no lines are written.
+        has no log directory, and no lines are written.
         """
         self._own: list[SafeHandler] = []
         self._shared: list[SafeHandler] = []
@@ -265,7 +265,7 @@ class JobEvents:
         for handler in (*self._own, *self._shared):
             handler.record(event)
 
-    def record_line(self, line: Line) -> None:
+    def record_line(self, line: TimelineLine) -> None:
         """Add a line to the timeline in the log directory, if there is one."""
         for handler in self._own:
             handler.record(line)

@@ -34,7 +34,7 @@ class LoggingEventHandler(EventHandler):
 
 
 class LogHandlerSink(EventHandler):
-    """Passes events to a `logging.Handler`, with the name of TorchElastic's logger for it.
+    """Passes events to a `logging.Handler`, under the name of TorchElastic's logger for the destination.
 
     It creates no logger of that name: the logger's level would depend on the program, and a replaced handler would
     lose its queued events.

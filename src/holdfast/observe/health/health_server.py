@@ -2,10 +2,10 @@
 
 ====================================  =========================================================
 `GET /healthz`, `/livez` and `/`      200 if the agent's loop has responded within `timeout`
-`GET /readyz`                         200 if, in addition, the generation's workers run
+`GET /readyz`                         200 if, in addition, the generation's workers are running
 ====================================  =========================================================
 
-Otherwise it is 503, with the reason in one line of text. The state is read at the time of the request. A stopped
+Otherwise the status is 503, with the reason in one line of text. The state is read at the time of the request. A stopped
 process does not respond, which is a failed probe too.
 
 Probes use the pod's own address, so the server listens on every address of the machine. It reveals only liveness,
@@ -47,7 +47,7 @@ READINESS = "/readyz"
 
 
 class Readiness:
-    """An observer of lifecycle events: whether the workers of the current generation run.
+    """An observer of lifecycle events that tracks whether the workers of the current generation are running.
 
     `why_not` is the `ready_callback` of a health check, which calls it from another thread, so the threads share
     only one string.
@@ -61,7 +61,7 @@ class Readiness:
         self._generation = -1
 
     def why_not(self) -> str:
-        """Return why the workers do not run; empty if they run."""
+        """Return why the workers are not running; empty if they are."""
         return self._reason
 
     def __call__(self, event: LifecycleEvent) -> None:
@@ -91,8 +91,8 @@ class HealthCheckServer:
     each probe, so it must return before a probe times out. After `timeout` seconds the agent is considered dead. Port
     0 is any free port; after `start`, `port` has its number.
 
-    `ready_callback` returns why the workers do not run, or an empty text if they run. Without one, a live agent is
-    ready. `host` is the address to listen on, by default every address. `name` is the prefix of the error if the port
+    `ready_callback` returns why the workers are not running, or an empty string if they are. Without one, a live
+    agent is ready. `host` is the address to listen on, by default every address. `name` is the prefix of the error if the port
     cannot be bound.
 
     Subclasses may override `start` and `stop`, as subclasses of TorchElastic's class do.
@@ -178,7 +178,7 @@ class HealthCheckServer:
 def create_healthcheck_server(
     alive_callback: Callable[[], float], port: int, timeout: float
 ) -> HealthCheckServer:
-    """Return a server, not started."""
+    """Return a server that has not been started."""
     return HealthCheckServer(alive_callback, port, timeout)
 
 
@@ -187,7 +187,7 @@ def server_from_environment(
     alive_callback: Callable[[], float],
     ready_callback: Callable[[], str] | None = None,
 ) -> HealthCheckServer | None:
-    """Return the server that `TORCHELASTIC_HEALTH_CHECK_PORT` configures, not started.
+    """Return the server that `TORCHELASTIC_HEALTH_CHECK_PORT` configures, without starting it.
 
     A value that is not a valid port causes a warning, and there is no server.
     """

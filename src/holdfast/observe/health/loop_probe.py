@@ -1,4 +1,4 @@
-"""Checks from a thread whether a loop still runs: the thread probes, and the loop responds.
+"""Checks from a thread whether a loop is still running: the thread probes, and the loop responds.
 
 The loop sends no heartbeats by itself, because it would have to wake up for them. A probe makes a descriptor
 readable that the loop waits for, and the loop responds in its next iteration. The loop has been silent for as long
@@ -39,7 +39,7 @@ class LoopProbe:
         return self._fd
 
     def respond(self) -> None:
-        """Report that the loop runs; never blocks."""
+        """Report that the loop is running; never blocks."""
         with self._changed:
             if self._fd < 0:
                 return

@@ -34,7 +34,7 @@ class MetricExporters:
         self.otel: OtelMetricExporter | None = None
 
     def finish(self) -> None:
-        """Start to send the last metrics, without waiting."""
+        """Start sending the last metrics, without waiting."""
         if self.otel is not None:
             self.otel.finish()
 

@@ -72,7 +72,7 @@ class Restarts:
 
 
 OF_OTHERS = (NodeState.STANDBY, NodeState.DRAINED, NodeState.STUCK)
-"""States that a node does not have by its own record."""
+"""States that only the coordinator knows; a node's own history never has them."""
 NODE_STATES = [one for one in NodeState if one not in OF_OTHERS]
 
 FAMILIES = {

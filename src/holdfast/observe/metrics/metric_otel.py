@@ -57,7 +57,7 @@ class OtelMetricExporter:
         self._thread.start()
 
     def finish(self) -> None:
-        """Start to send the last metrics, without waiting."""
+        """Start sending the last metrics, without waiting."""
         self._over.set()
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class OtelMetricExporter:
         except Exception as problem:  # noqa: BLE001 (the job continues)
             if not self._warned:
                 self._warned = True
-                console.warning(f"metrics: cannot collect any to send: {console.describe(problem)}")
+                console.warning(f"metrics: cannot collect them: {console.describe(problem)}")
             return
         if data is not None:
             self._exporter.export(data, timeout_millis=EXPORT_S * 1000)

@@ -228,7 +228,7 @@ class _MetricQueue(BackgroundHandler):
 
 
 class _MetricSink(EventHandler):
-    """Lets a queue of events call a metric handler."""
+    """Adapts a metric handler to a queue of events."""
 
     def __init__(self, handler: MetricHandler) -> None:
         self._emit = handler.emit

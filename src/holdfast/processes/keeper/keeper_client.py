@@ -76,15 +76,15 @@ class Expired(Value):
     """The timer of `Keeper.watch` has expired: the keeper is killing all workers."""
 
 
-class Empty(Value):
+class DescendantsExited(Value):
     """The keeper has no descendants left."""
 
 
-class KeeperLost(Value):
+class KeeperDied(Value):
     """The keeper has died; the kernel has killed its workers."""
 
 
-Event = Spawned | SpawnFailed | Exited | Expired | Empty | KeeperLost
+Event = Spawned | SpawnFailed | Exited | Expired | DescendantsExited | KeeperDied
 
 
 def decode(event: tuple[Any, ...]) -> Event:
@@ -100,7 +100,7 @@ def decode(event: tuple[Any, ...]) -> Event:
         case ("expired", _number):
             return Expired()
         case ("empty", _number):
-            return Empty()
+            return DescendantsExited()
     raise EnvironmentProblem(f"the keeper sent an unknown event: {event!r}")
 
 
@@ -313,7 +313,7 @@ class Keeper:
         self._send(("deadline", self._deadlines_set, len(fds)), fds)
 
     def signal_leftovers(self, signum: int) -> None:
-        """Signal what exited workers left behind; `Empty` follows when all of it has exited."""
+        """Signal what exited workers left behind; `DescendantsExited` follows when all of it has exited."""
         # Numbered, to match responses to requests.
         self._clearings_requested += 1
         self._send(("clear", int(signum), self._clearings_requested))
@@ -324,7 +324,7 @@ class Keeper:
         return self._childless_after == self._workers_requested
 
     def sweep(self) -> None:
-        """SIGKILL what exited workers left behind; `Empty` follows when all of it has exited."""
+        """SIGKILL what exited workers left behind; `DescendantsExited` follows when all of it has exited."""
         self.signal_leftovers(SIGKILL)
 
     def receive(self) -> list[Event]:
@@ -378,7 +378,7 @@ class Keeper:
         if self.lost and not self._loss_reported:
             # Last, because the events before the loss are still valid.
             self._loss_reported = True
-            self._events.append(KeeperLost())
+            self._events.append(KeeperDied())
 
     def _add_event(self, event: tuple[Any, ...]) -> None:
         if event[0] == "clearing":

@@ -156,7 +156,7 @@ def remove_tree(path: str) -> None:
         pass  # It was removed already, or is not empty.
 
 
-class Worker:
+class LeaderProcess:
     """The state of one worker's leader."""
 
     __slots__ = ("error_fd", "exit_fd", "key", "pid")
@@ -181,7 +181,7 @@ class Worker:
         return int(errno), step
 
 
-class Keeper:
+class KeeperProgram:
     """The loop: requests in, events out, children reaped."""
 
     def __init__(self, control_fd: int, run_call: Callable[[Any], int] | None) -> None:
@@ -191,7 +191,7 @@ class Keeper:
         self.run_call = run_call
         self.prctl = load_prctl()
         self.pid = os.getpid()
-        self.workers: dict[int, Worker] = {}  # by pid
+        self.workers: dict[int, LeaderProcess] = {}  # by pid
         self.requested = 0  # The number of workers requested so far.
         self.exits = select.epoll()  # Of the workers' pidfds; it reports them in the order of exit.
         self.clearing = 0  # The signal that leftovers get; 0 while none is requested.
@@ -305,7 +305,7 @@ class Keeper:
         elif kind == "inherit":
             self.inherited = request[1]
 
-    def leaders(self, key: int) -> list[Worker]:
+    def leaders(self, key: int) -> list[LeaderProcess]:
         """Return the worker with this key, if its leader still runs."""
         return [worker for worker in self.workers.values() if worker.key == key]
 
@@ -328,7 +328,7 @@ class Keeper:
                 os.close(error_in)
                 self.become_worker(dict(zip(targets, fds, strict=True)), error_out, *how)
             os.close(error_out)
-            self.watch_worker(Worker(key, pid, error_in))
+            self.watch_worker(LeaderProcess(key, pid, error_in))
             self.send_event("spawned", key, pid)
         finally:
             for fd in fds:
@@ -342,7 +342,7 @@ class Keeper:
                 raise OSError(EMFILE, os.strerror(EMFILE))
             # If it has exited meanwhile, the keeper reports it like any other, unless it was reaped.
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            self.watch_worker(Worker(key, pid, fds.pop(0)))
+            self.watch_worker(LeaderProcess(key, pid, fds.pop(0)))
             self.send_event("spawned", key, pid)
             os.write(fds[0], self.pid.to_bytes(8, "little"))
         except BrokenPipeError:
@@ -355,7 +355,7 @@ class Keeper:
             for fd in fds:
                 os.close(fd)
 
-    def watch_worker(self, worker: Worker) -> None:
+    def watch_worker(self, worker: LeaderProcess) -> None:
         self.workers[worker.pid] = worker
         try:
             exit_fd = os.pidfd_open(worker.pid)
@@ -605,7 +605,7 @@ class Keeper:
 def serve(control_fd: int, run_call: Callable[[Any], int] | None = None) -> None:
     """Run as the keeper of this control socket; return when its work is done."""
     try:
-        keeper = Keeper(control_fd, run_call)
+        keeper = KeeperProgram(control_fd, run_call)
     except OSError:
         os._exit(1)  # Too few descriptors; the agent reports it.
     try:

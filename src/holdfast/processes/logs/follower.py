@@ -31,7 +31,7 @@ from holdfast.processes.logs.lines import LINE_BYTES_MAX, PrefixedLines, RawByte
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["LogFollower", "Sink", "Stream"]
+__all__ = ["FollowedStream", "LogFollower", "Sink"]
 
 
 IN_MODIFY = 0x0002
@@ -120,7 +120,7 @@ BURST_BYTES = 1 << 15
 TERMINAL_BURST_BYTES = 1 << 10
 
 
-class Stream:
+class FollowedStream:
     """One followed stream. `LogFollower` creates it; callers use `tail()` and `finished`."""
 
     __slots__ = (
@@ -185,7 +185,7 @@ class Stream:
         self._done.set()
 
 
-class FileStream(Stream):
+class FileStream(FollowedStream):
     """A file that a worker writes, from its first byte on.
 
     If the file becomes shorter than the part that was read, it is read again from the start.
@@ -239,7 +239,7 @@ class FileStream(Stream):
         return True
 
 
-class PipeStream(Stream):
+class PipeStream(FollowedStream):
     """The read end of a pipe, or the master of a pseudo-terminal, with its last bytes kept."""
 
     __slots__ = ("_has_read", "_left", "_marks", "_ring", "_ring_lock", "_tail_bytes_max")
@@ -378,12 +378,12 @@ class LogFollower:
         self._thread: threading.Thread | None = None
         self._closing = False
         self._released = False
-        self._streams: set[Stream] = set()
-        self._by_fd: dict[int, Stream] = {}
-        self._by_watch: dict[int, set[Stream]] = {}
-        self._unwatched: set[Stream] = set()
-        self._to_visit: deque[Stream] = deque()
-        self._to_finish: deque[Stream] = deque()
+        self._streams: set[FollowedStream] = set()
+        self._by_fd: dict[int, FollowedStream] = {}
+        self._by_watch: dict[int, set[FollowedStream]] = {}
+        self._unwatched: set[FollowedStream] = set()
+        self._to_visit: deque[FollowedStream] = deque()
+        self._to_finish: deque[FollowedStream] = deque()
         self._inotify: Inotify | None = None
         self._warned = False
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -404,7 +404,7 @@ class LogFollower:
         filters: Sequence[bytes] = (),
         filtered_to: Sink | None = None,
         accept: Callable[[bytes], bool] | None = None,
-    ) -> Stream:
+    ) -> FollowedStream:
         """Follow the file `path` from its first byte; create it if it does not exist yet.
 
         `to` gets each line with `prefix` before it; with `accept`, only the lines that it accepts.
@@ -465,7 +465,7 @@ class LogFollower:
 
     # Finishing, from any thread but the follower's.
 
-    def finish(self, stream: Stream) -> bool:
+    def finish(self, stream: FollowedStream) -> bool:
         """Pass on everything written to `stream` so far, then stop following it.
 
         Returns whether that was done. If no byte moves for the follower's `drain_s_max`, this stops
@@ -494,7 +494,7 @@ class LogFollower:
         if thread is not None and done:
             thread.join()
 
-    def _finish(self, streams: list[Stream], drain_s_max: float | None = None) -> bool:
+    def _finish(self, streams: list[FollowedStream], drain_s_max: float | None = None) -> bool:
         pending = [stream for stream in streams if not stream.finished]
         if not pending:
             return True
@@ -530,13 +530,13 @@ class LogFollower:
             line_bytes_max=self._line_bytes_max,
         )
 
-    def _admit(self, stream: Stream) -> None:
+    def _admit(self, stream: FollowedStream) -> None:
         if self._closing:
             stream.end()
             raise InternalError("a closed log follower cannot follow a stream")
         self._streams.add(stream)
 
-    def _watch(self, stream: Stream) -> None:
+    def _watch(self, stream: FollowedStream) -> None:
         try:
             if self._inotify is None:
                 self._inotify = Inotify()
@@ -552,7 +552,7 @@ class LogFollower:
                     f"fs.inotify.max_user_watches set the limits"
                 )
 
-    def _unwatch(self, stream: Stream) -> None:
+    def _unwatch(self, stream: FollowedStream) -> None:
         self._unwatched.discard(stream)
         for watch, streams in self._by_watch.items():
             if stream in streams:
@@ -571,7 +571,7 @@ class LogFollower:
 
     def _run(self) -> None:
         # In order of arrival: the streams that have bytes waiting.
-        ready: dict[Stream, None] = {}
+        ready: dict[FollowedStream, None] = {}
         try:
             while not (self._closing and not self._streams):
                 self._wait(ready)
@@ -583,7 +583,7 @@ class LogFollower:
             with self._lock:
                 self._release()
 
-    def _wait(self, ready: dict[Stream, None]) -> None:
+    def _wait(self, ready: dict[FollowedStream, None]) -> None:
         """Find the streams that have something to read; sleep only if none is known."""
         timeout_s = 0 if ready else UNWATCHED_INTERVAL_S if self._unwatched else None
         events = self._epoll.poll(timeout_s)
@@ -613,12 +613,12 @@ class LogFollower:
         if pause_s > 0:
             self._wake_poll.poll(pause_s * 1000)
 
-    def _changed(self, watch: int) -> Iterable[Stream]:
+    def _changed(self, watch: int) -> Iterable[FollowedStream]:
         if watch == OVERFLOW:
             return [stream for streams in self._by_watch.values() for stream in streams]
         return self._by_watch.get(watch, ())
 
-    def _take_turns(self, ready: dict[Stream, None]) -> None:
+    def _take_turns(self, ready: dict[FollowedStream, None]) -> None:
         """Give each ready stream one turn, and keep those that have more."""
         few = True
         for stream in list(ready):
@@ -637,7 +637,7 @@ class LogFollower:
                 del ready[stream]
         self._not_before = time.monotonic() + BURST_PAUSE_S if few else 0.0
 
-    def _retire(self, stream: Stream) -> None:
+    def _retire(self, stream: FollowedStream) -> None:
         with self._lock:
             if stream.fd in self._by_fd:
                 self._epoll.unregister(stream.fd)

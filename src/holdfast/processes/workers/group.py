@@ -618,9 +618,9 @@ class PContext(ABC):
                         )
                 case keeper_client.Expired():
                     self._pending.append(event)
-                case keeper_client.Empty():
+                case keeper_client.DescendantsExited():
                     self._stop_event(stopping.LeftoversGone())
-                case keeper_client.KeeperLost():
+                case keeper_client.KeeperDied():
                     self._keeper_lost()
 
     def _worker_started(self, rank: int, pid: int) -> None:

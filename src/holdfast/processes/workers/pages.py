@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class Section(Value):
+class OpenSection(Value):
     """A block that a worker is in."""
 
     name: str
@@ -67,7 +67,7 @@ class Progress(Value):
     step_ns: int = 0
     heartbeat_ns: int = 0
     """The last sign of life: a heartbeat, or a step."""
-    sections: tuple[Section, ...] = ()
+    sections: tuple[OpenSection, ...] = ()
     """The blocks it is in, the outermost first."""
     unwatched: int = 0
     """The number of sections that are not watched, because too many were open at once."""
@@ -103,7 +103,7 @@ class WorkerPage:
         if not words:
             return Progress()
         sections = [
-            Section(
+            OpenSection(
                 _name_at(names, slot),
                 words[ENTERED + slot],
                 None if words[DEADLINES + slot] == NEVER else words[DEADLINES + slot],
@@ -149,7 +149,7 @@ class WorkerPage:
         )
         return None if nearest == NEVER else nearest / 1e9
 
-    def expired(self, now: float) -> list[Section]:
+    def expired(self, now: float) -> list[OpenSection]:
         """Return the sections whose deadline has passed, each once, the earliest first.
 
         A section counts only if two consecutive reads agree on it, and its process is alive.
@@ -171,7 +171,7 @@ class WorkerPage:
             deadline = first[DEADLINES + slot]
             if second and second[DEADLINES + slot] == deadline:
                 self._reported.add((slot, deadline))
-                found.append(Section(_name_at(names, slot), second[ENTERED + slot], deadline))
+                found.append(OpenSection(_name_at(names, slot), second[ENTERED + slot], deadline))
         return found
 
     def plan_scan(self, at: float | None) -> None:
@@ -315,7 +315,7 @@ class WorkerPages:
         times = [at for at in (self._scan_at, self._settle_at) if at is not None]
         return min(times, default=None)
 
-    def take(self, now: float) -> list[tuple[int, Section]]:
+    def take(self, now: float) -> list[tuple[int, OpenSection]]:
         """If a scan is due, read the pages; return the expired sections, by local rank."""
         requested = self.was_requested = self._take_notice()
         deadline = self.next_deadline()
@@ -323,7 +323,7 @@ class WorkerPages:
             return []
         settling = not requested and (self._scan_at is None or now < self._scan_at)
         self._settle_at = None if settling else now + SETTLE_S
-        late: list[tuple[int, Section]] = []
+        late: list[tuple[int, OpenSection]] = []
         times: list[float] = []
         for rank, page in self._pages.items():
             planned = page.planned_scan()

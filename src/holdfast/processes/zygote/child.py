@@ -37,7 +37,9 @@ class Interpreter:
             del sys.path[0]
         self.path0: str | None = None
         self.command_line = CommandLine()
-        self.streams = [Stream(name, fd) for fd, name in enumerate(("stdin", "stdout", "stderr"))]
+        self.streams = [
+            StandardStream(name, fd) for fd, name in enumerate(("stdin", "stdout", "stderr"))
+        ]
         self.environment = dict(os.environ)
         self.collects = True
 
@@ -191,7 +193,7 @@ def warn_if_late(name: str, value: str | None) -> None:
     )
 
 
-class Stream:
+class StandardStream:
     """One of the standard streams, and how to renew it when its descriptor has another file."""
 
     def __init__(self, name: str, fd: int) -> None:

@@ -67,7 +67,7 @@ DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/xpu", "/dev/accel", "/d
 THREADS_GONE_S = 0.2
 
 
-class Worker:
+class WorkerRequest:
     """A requested worker."""
 
     def __init__(self, request: tuple[Any, ...], fds: list[int]) -> None:
@@ -80,7 +80,7 @@ class Worker:
         return [*self.fds.values(), self.error_fd, self.go_fd]
 
 
-class Zygote:
+class ZygoteProgram:
     """Imports, then forks. `serve` returns only in the workers."""
 
     def __init__(self, control_fd: int) -> None:
@@ -90,7 +90,7 @@ class Zygote:
         child.set_name("hf-zygote")
         self.received = bytearray()
         self.received_fds: list[int] = []
-        self.batch: list[Worker] = []
+        self.batch: list[WorkerRequest] = []
 
     # Importing.
 
@@ -158,7 +158,7 @@ class Zygote:
         fds = self.received_fds[:count]
         del self.received_fds[:count]
         if len(fds) == count and min(fds) >= RESERVED_END:
-            self.batch.append(Worker(request, fds))
+            self.batch.append(WorkerRequest(request, fds))
         else:  # The kernel drops descriptors beyond the limit, and a module may have closed one.
             close_all(fds)
             self.send_event("not_forked", request[1])
@@ -172,7 +172,7 @@ class Zygote:
 
     # Forking.
 
-    def fork_batch(self) -> Worker | None:
+    def fork_batch(self) -> WorkerRequest | None:
         """Fork the workers of the batch and report each. In a worker, return that worker."""
         batch, self.batch = self.batch, []
         try:
@@ -208,7 +208,7 @@ class Zygote:
             close_all(worker.all_fds())
         return None
 
-    def become(self, worker: Worker) -> Callable[[], object]:
+    def become(self, worker: WorkerRequest) -> Callable[[], object]:
         """Turn the forked process into the worker, once the keeper lets it begin."""
         step = "prepare"
         try:
@@ -345,7 +345,7 @@ def fork_if_possible() -> int:
         return -1
 
 
-def fork_each(batch: list[Worker], pids_fd: int) -> Worker:
+def fork_each(batch: list[WorkerRequest], pids_fd: int) -> WorkerRequest:
     """Fork each worker, send its process id, and exit. In a worker, return that worker."""
     for worker in batch:
         pid = fork_if_possible()
@@ -391,7 +391,7 @@ def report_start_error(error_fd: int, step: str, error: BaseException) -> NoRetu
 
 def main() -> Callable[[], object]:
     """Run as the zygote. In each worker, return the function that the top level of this file calls."""
-    zygote = Zygote(CONTROL_FD)
+    zygote = ZygoteProgram(CONTROL_FD)
     zygote.preload(*zygote.receive()[1:])
     return zygote.serve()
 

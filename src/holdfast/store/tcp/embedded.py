@@ -37,7 +37,7 @@ HOSTS, OPEN, PRIVATE = "hosts", "open", "private"
 _running: set[TcpStoreServer] = set()
 
 
-class Access:
+class HostAccess:
     """Which hosts a store serves, besides its own user on this host: see `core.job_settings.StoreAccess`."""
 
     __slots__ = ("generation", "key", "mode")
@@ -59,7 +59,7 @@ class TcpStoreServer:
         self,
         listener: socket.socket,
         on_failure: Callable[[str], None] | None = None,
-        access: Access | None = None,
+        access: HostAccess | None = None,
     ) -> None:
         self.port: int = listener.getsockname()[1]
         self._on_failure = on_failure

@@ -16,7 +16,7 @@ from holdfast.store.key_space import BYTES_MAX, Share
 from holdfast.store.tcp.embedded import HOSTS, OPEN
 
 if TYPE_CHECKING:
-    from holdfast.store.tcp.embedded import Access
+    from holdfast.store.tcp.embedded import HostAccess
 
 HOST_PART = 2
 """The part of the store that one other host may use: half of its bytes, and of its connections."""
@@ -31,7 +31,7 @@ REPORTED_MAX = 1000  # How many refused hosts are remembered, so that each is re
 class HostAdmission:
     """Decides which hosts are served. A host is identified by its address, in bytes."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: HostAccess) -> None:
         self.access = access
         self._attested: dict[bytes, Share] = {}
         self._strangers = Share("hosts outside of this job", BYTES_MAX, STRANGERS_PART)

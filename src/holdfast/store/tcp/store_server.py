@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from holdfast.store.key_space import Share
-    from holdfast.store.tcp.embedded import Access
+    from holdfast.store.tcp.embedded import HostAccess
 
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024
 """The limit of one response: a small request may read the same value many times."""
@@ -181,7 +181,7 @@ _PERFORM = tuple(
 # The connections and the loop.
 
 
-class ClientConnection:
+class StoreConnection:
     """One client: its socket, what it has sent, and what it has not read yet."""
 
     __slots__ = (
@@ -193,7 +193,7 @@ class ClientConnection:
         self.host = b""
         """The address of its host; empty for this host."""
         self.share: Share | None = None
-        self.greet: Callable[[ClientConnection], None] | None = None
+        self.greet: Callable[[StoreConnection], None] | None = None
         """Handles its data until the store accepts it as a client."""
         self.proof: store_proof.StoreProof | None = None
         self.stream: store_proof.SealedStream | None = None
@@ -243,11 +243,11 @@ class ServingLoop:
         listener: socket.socket,
         epoll: select.epoll,
         wake: int,
-        access: Access | None = None,
+        access: HostAccess | None = None,
     ) -> None:
-        self.connections: dict[int, ClientConnection] = {}
+        self.connections: dict[int, StoreConnection] = {}
         """The open connections, by client number in the key space."""
-        self._by_descriptor: dict[int, ClientConnection] = {}
+        self._by_descriptor: dict[int, StoreConnection] = {}
         self._listener = listener
         self._epoll = epoll
         self._wake = wake
@@ -256,9 +256,9 @@ class ServingLoop:
         # Connections of hosts that are not attested yet; they are not read.
         self._held = HalfOpen(0)
         # Connections from other hosts, by host.
-        self._remote: dict[bytes, dict[ClientConnection, None]] = {}
+        self._remote: dict[bytes, dict[StoreConnection, None]] = {}
         # Connections that yielded with requests left.
-        self._again: dict[ClientConnection, None] = {}
+        self._again: dict[StoreConnection, None] = {}
         self._accept_at: float | None = None  # When to accept again, while paused.
         self._promises_at: float | None = None  # When to end old promises, if there are any.
         self._numbers = 0
@@ -339,7 +339,7 @@ class ServingLoop:
 
     # One connection
 
-    def _on_ready(self, connection: ClientConnection) -> None:
+    def _on_ready(self, connection: StoreConnection) -> None:
         """Handle a connection that is ready to be read or written."""
         if connection.unsent:
             self._send_more(connection)
@@ -358,14 +358,14 @@ class ServingLoop:
             data = b""
         self._on_received(connection, data)
 
-    def _on_received(self, connection: ClientConnection, data: bytes) -> None:
+    def _on_received(self, connection: StoreConnection, data: bytes) -> None:
         if data:
             connection.requests.feed(data)
             self._serve(connection)
         else:
             self._drop(connection)
 
-    def _serve(self, connection: ClientConnection) -> None:
+    def _serve(self, connection: StoreConnection) -> None:
         """Execute the complete requests of a client, up to the end of its turn."""
         requests, space = connection.requests, self._space
         number = connection.number
@@ -400,7 +400,7 @@ class ServingLoop:
             self._half_open.remove(connection)
             self._resume_accepting()
 
-    def _send_woken(self, connection: ClientConnection | None, responses: list[bytes]) -> None:
+    def _send_woken(self, connection: StoreConnection | None, responses: list[bytes]) -> None:
         """Send the response to each client whose wait has ended; that of `connection` goes to `responses`."""
         space = self._space
         while space.woken:
@@ -412,7 +412,7 @@ class ServingLoop:
                 elif other is not None:
                     self._send(other, WOKEN)
 
-    def _send(self, connection: ClientConnection, data: bytes) -> None:
+    def _send(self, connection: StoreConnection, data: bytes) -> None:
         sent = 0
         if connection.stream is not None:
             data = connection.stream.seal(data)
@@ -431,7 +431,7 @@ class ServingLoop:
         connection.unsent += memoryview(data)[sent:]
         self._buffer(connection, len(data) - sent)
 
-    def _send_more(self, connection: ClientConnection) -> None:
+    def _send_more(self, connection: StoreConnection) -> None:
         """Send more of the responses that a client has not read yet."""
         unsent = connection.unsent
         try:
@@ -448,21 +448,21 @@ class ServingLoop:
             self._epoll.modify(connection.descriptor, _IN)
             self._again[connection] = None  # It may have sent requests meanwhile.
 
-    def _buffer(self, connection: ClientConnection, more: int) -> None:
+    def _buffer(self, connection: StoreConnection, more: int) -> None:
         """Count the buffered bytes; above the limit, disconnect the client with the most."""
         self._buffered_bytes += more
         if connection.share is not None:
             connection.share.buffered += more
         if more > 0 and self._buffered_bytes > BYTES_MAX:
-            most = max(self.connections.values(), key=ClientConnection.buffered_bytes)
+            most = max(self.connections.values(), key=StoreConnection.buffered_bytes)
             self._disconnect(most, f"more than {BYTES_MAX} bytes are buffered for all clients")
         share = connection.share
         if more > 0 and share is not None and share.bytes_held + share.buffered > share.bytes_max:
             mates = [one for one in self.connections.values() if one.share is share]
-            most = max(mates, key=ClientConnection.buffered_bytes)
+            most = max(mates, key=StoreConnection.buffered_bytes)
             self._disconnect(most, str(ShareUsedUp(share)))
 
-    def _disconnect(self, connection: ClientConnection, problem: str) -> None:
+    def _disconnect(self, connection: StoreConnection, problem: str) -> None:
         if connection.number not in self.connections:
             return
         text = f"workers' store: disconnected {connection}: {problem}"
@@ -472,7 +472,7 @@ class ServingLoop:
             console.debug(text)  # It is not a worker.
         self._drop(connection)
 
-    def _drop(self, connection: ClientConnection) -> None:
+    def _drop(self, connection: StoreConnection) -> None:
         """Close a connection and forget its client."""
         if connection.number not in self.connections:
             return
@@ -482,7 +482,7 @@ class ServingLoop:
             self._send_woken(None, [])
         self._resume_accepting()
 
-    def _shut(self, connection: ClientConnection) -> None:
+    def _shut(self, connection: StoreConnection) -> None:
         del self.connections[connection.number]
         del self._by_descriptor[connection.descriptor]
         self._half_open.remove(connection)
@@ -500,7 +500,7 @@ class ServingLoop:
 
     # Admission
 
-    def _greet(self, connection: ClientConnection) -> None:
+    def _greet(self, connection: StoreConnection) -> None:
         """Serve, hold or refuse a new connection, depending on its first byte and its host."""
         assert self._admission is not None
         try:
@@ -521,7 +521,7 @@ class ServingLoop:
         else:
             self._refuse(connection)
 
-    def _hold(self, connection: ClientConnection) -> None:
+    def _hold(self, connection: StoreConnection) -> None:
         """Do not read from a connection until an agent attests its host."""
         self._half_open.remove(connection)
         self._resume_accepting()
@@ -535,7 +535,7 @@ class ServingLoop:
         connection.greet = self._drop  # From now on epoll reports only that it closed.
         self._epoll.modify(connection.descriptor, _CLOSED_ONLY)
 
-    def _refuse(self, connection: ClientConnection) -> None:
+    def _refuse(self, connection: StoreConnection) -> None:
         assert self._admission is not None
         if not self._admission.is_reported(connection.host):
             if self._admission.access.mode == PRIVATE:
@@ -546,7 +546,7 @@ class ServingLoop:
             self._warn(f"workers' store: refused {connection}: {why} ({hint})")
         self._drop(connection)
 
-    def _start_proof(self, connection: ClientConnection) -> None:
+    def _start_proof(self, connection: StoreConnection) -> None:
         assert self._admission is not None
         access = self._admission.access
         if not access.key:
@@ -557,7 +557,7 @@ class ServingLoop:
         connection.greet = self._prove
         self._prove(connection)
 
-    def _prove(self, connection: ClientConnection) -> None:
+    def _prove(self, connection: StoreConnection) -> None:
         """Process the next part of an agent's proof."""
         assert connection.proof is not None
         try:
@@ -582,7 +582,7 @@ class ServingLoop:
         if connection.proof.done:
             self._complete_proof(connection, connection.proof)
 
-    def _complete_proof(self, connection: ClientConnection, proof: store_proof.StoreProof) -> None:
+    def _complete_proof(self, connection: StoreConnection, proof: store_proof.StoreProof) -> None:
         """Close the connection of an agent that attested; with `store=private` it now carries a worker's traffic."""
         assert self._admission is not None
         if self._admission.access.mode != PRIVATE:
@@ -604,7 +604,7 @@ class ServingLoop:
 
         connection.stream, connection.receive = stream, receive_sealed
 
-    def _serve_host(self, agent: ClientConnection) -> None:
+    def _serve_host(self, agent: StoreConnection) -> None:
         """Serve the host of an agent from now on, including its held connections."""
         assert self._admission is not None
         share = self._admission.attest(agent.host, agent.host_name)
@@ -616,7 +616,7 @@ class ServingLoop:
                 self._half_open.add(mate, mate.host_name, now)
                 self._epoll.modify(mate.descriptor, _IN)
 
-    def _move_to_share(self, connection: ClientConnection, share: Share | None) -> None:
+    def _move_to_share(self, connection: StoreConnection, share: Share | None) -> None:
         """Move a connection, and the bytes buffered for it, to another share."""
         for one, sign in ((connection.share, -1), (share, 1)):
             if one is not None:
@@ -682,7 +682,7 @@ class ServingLoop:
 
     def _admit(self, peer: socket.socket, address: object, now: float) -> None:
         """Accept a new connection, unless another user of this host opened it."""
-        connection = ClientConnection(self._numbers, peer, address)
+        connection = StoreConnection(self._numbers, peer, address)
         self._numbers += 1
         user = user_of(peer)
         if not is_own_user(user):
@@ -698,7 +698,7 @@ class ServingLoop:
                 connection.host = packed(connection.host_name)
         self._add(connection, now)
 
-    def _add(self, connection: ClientConnection, now: float) -> None:
+    def _add(self, connection: StoreConnection, now: float) -> None:
         peer, share = connection.socket, None
         if connection.host and self._admission is not None:
             share = self._admission.share_of(connection.host)

@@ -1,1 +1,1 @@
-"""The dashboard: a web page of one running job. Nothing here is imported by an agent."""
+"""The dashboard: a web page of one running job. Agents do not import it."""

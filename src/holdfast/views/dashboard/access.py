@@ -4,12 +4,12 @@ A browser sends requests, with cookies, on behalf of any web page. The dashboard
 request first:
 
 ==========================  ==================================================================
-for our own name            `Host` is an address, `localhost`, or a configured name; other names that
+host name                   `Host` is an address, `localhost`, or a configured name; other names that
                             resolve to 127.0.0.1 are rejected (DNS rebinding)
-from our own page           a request that changes something has our `Origin`, and no request
+origin                      a request that changes something has our `Origin`, and no request
                             comes from another site (`Sec-Fetch-Site`)
-from a session              its cookie: HttpOnly, SameSite=Strict, never in a URL
-on purpose                  a request that changes something has the session's secret in a header,
+session                     a request has the session's cookie: HttpOnly, SameSite=Strict, never in a URL
+intent                      a request that changes something has the session's secret in a header,
                             which no form and no other origin can send
 ==========================  ==================================================================
 
@@ -43,16 +43,16 @@ ADDRESSES_MAX = 1_024
 CSRF_HEADER = "x-holdfast-csrf"
 
 
-class Session:
+class LoginSession:
     """A browser that has logged in."""
 
     def __init__(self, now: float) -> None:
         self.ends_at = now + SESSION_S
-        self.word = secrets.token_urlsafe(SESSION_BYTES)
+        self.secret = secrets.token_urlsafe(SESSION_BYTES)
         """The secret that requests must send in `CSRF_HEADER` to change something."""
 
 
-class Access:
+class DashboardAccess:
     """The sessions of a dashboard. `names` are the host names under which it is served."""
 
     def __init__(self, token: str, port: int, names: tuple[str, ...] = ()) -> None:
@@ -60,7 +60,7 @@ class Access:
         self._names = ("localhost", *(name.lower() for name in names))
         # Browsers share cookies between the ports of a host.
         self.cookie = f"holdfast-{port}"
-        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        self._sessions: OrderedDict[bytes, LoginSession] = OrderedDict()
         self._failures: OrderedDict[str, deque[float]] = OrderedDict()
 
     # Checks of every request.
@@ -92,7 +92,7 @@ class Access:
                 self._failures.popitem(last=False)
             return None
         session_id = secrets.token_urlsafe(SESSION_BYTES)
-        self._sessions[_digest(session_id)] = Session(now)
+        self._sessions[_digest(session_id)] = LoginSession(now)
         while len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)
         return session_id
@@ -106,7 +106,7 @@ class Access:
             and now - failures[0] < LOGIN_WINDOW_S
         )
 
-    def session(self, now: float, session_id: str) -> Session | None:
+    def session(self, now: float, session_id: str) -> LoginSession | None:
         """Return the session with this id, unless it has expired."""
         key = _digest(session_id)
         found = self._sessions.get(key)
@@ -120,9 +120,9 @@ class Access:
         self._sessions.pop(_digest(session_id), None)
 
 
-def is_on_purpose(session: Session, headers: Mapping[str, str]) -> bool:
-    """Whether a request has the word of its session."""
-    return hmac.compare_digest(headers.get(CSRF_HEADER, "").encode(), session.word.encode())
+def is_on_purpose(session: LoginSession, headers: Mapping[str, str]) -> bool:
+    """Whether a request has the secret of its session, which only a page of this dashboard sends."""
+    return hmac.compare_digest(headers.get(CSRF_HEADER, "").encode(), session.secret.encode())
 
 
 def draw_token() -> str:

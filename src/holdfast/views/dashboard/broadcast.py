@@ -1,8 +1,8 @@
 """The stream to browsers: the state of the job in sections, encoded once for all of them.
 
 A browser first receives a snapshot with all sections and the newest events, then the sections that
-change and new events. Each browser has a bounded queue. One that does not keep up is disconnected; it
-reconnects by itself and receives a new snapshot.
+change and new events. Each browser has a bounded queue. The server disconnects a browser that does not
+keep up; the browser reconnects by itself and receives a new snapshot.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Broadcast:
         self._left = asyncio.Event()
 
     def refresh(self) -> None:
-        """Publish the current state if there are listeners; otherwise the next listener does."""
+        """Publish the current state if there are listeners; otherwise `listen` does so for the next one."""
         if self._listeners:
             self._renew()
 
@@ -112,7 +112,7 @@ class Broadcast:
             self._left.set()
 
     async def idle_for(self, seconds: float) -> None:
-        """Return when there were no listeners for this long."""
+        """Return once there have been no listeners for this long."""
         while True:
             self._left.clear()
             if self._listeners:

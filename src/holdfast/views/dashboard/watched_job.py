@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.control.job_client import JobClient
     from holdfast.control.live_job import GenerationRow, NodeRow, RankRow
     from holdfast.views.dashboard.web_server import ActionWanted
-    from holdfast.views.report.model import Failure
+    from holdfast.views.report.model import FailureEntry
     from holdfast.wire.messages import EventRecord
 
 GATHER_S = 0.1
@@ -39,11 +39,11 @@ IDLE_S = 30.0
 LOG_LINES_MAX = 10_000
 """The number of old lines of each rank."""
 LOGS_WAITING_MAX = 8
-"""Pieces of logs that a browser has not received; reading waits for it."""
+"""Pieces of logs that wait for a browser; beyond this, reading waits too."""
 LINE_CHARS_MAX = 4_000
 SPANS_SHOWN = 2_000
 FAILURES_S = 2.0
-"""The least interval between reports of failures."""
+"""The minimum interval between two reads of the failures."""
 
 
 class _NotedJob(LiveJob):
@@ -75,7 +75,7 @@ class WatchedJob:
         self._model = _NotedJob()
         self._events: object = self._model.events
         self._publishing: asyncio.TimerHandle | None = None
-        self._failures: tuple[float, list[Failure], str] | None = None
+        self._failures: tuple[float, list[FailureEntry], str] | None = None
         self._reading = asyncio.Lock()
 
     # The state.
@@ -161,10 +161,10 @@ class WatchedJob:
         try:
             ranks = parse_ranks(parameters.get("ranks", "").replace(" ", ""))
         except UsageError:
-            raise ValueError("ranks are a list like 0,8-15") from None
+            raise ValueError("ranks must be a list such as 0,8-15") from None
         last = parameters.get("tail", "all")
         if last != "all" and not (last.isascii() and last.isdigit()):
-            raise ValueError("tail is a number of lines or all")
+            raise ValueError("tail must be a number of lines, or all")
         tail = -1 if last == "all" else min(LOG_LINES_MAX, int(last[:9]))
         return LogsQuery(
             ranks=ranks,
@@ -253,7 +253,7 @@ def _time_of_day(at: float) -> float:
 def _generation(row: GenerationRow) -> dict[str, Any]:
     shown = msgspec.structs.asdict(row)
     if not row.is_over:
-        del shown["ran_s"]  # Pages count it; the section would change every second.
+        del shown["ran_s"]  # Pages compute it; otherwise the section would change every second.
     for name in ("started", "ended"):
         at = shown.pop(f"{name}_at")
         shown[name] = None if at is None else _time_of_day(at)
@@ -261,7 +261,7 @@ def _generation(row: GenerationRow) -> dict[str, Any]:
 
 
 def _spans(job: LiveJob) -> list[dict[str, Any]]:
-    """Return what the job's time was spent on; the last span has no end while the job runs."""
+    """Return the stages of the job over time; the last span has no end while the job runs."""
     return [
         {
             "stage": one.stage,
@@ -273,7 +273,7 @@ def _spans(job: LiveJob) -> list[dict[str, Any]]:
     ]
 
 
-def _read_failures(folders: Sequence[str]) -> tuple[list[Failure], str]:
+def _read_failures(folders: Sequence[str]) -> tuple[list[FailureEntry], str]:
     try:
         jobs = records.jobs_in(records.read(list(folders), lambda _text: None))
         for run in jobs[0]:

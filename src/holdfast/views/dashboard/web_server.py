@@ -1,7 +1,7 @@
 """The dashboard's web server: pages, the stream of the job's state, logs, stacks and requests.
 
 One process and one loop serve all browsers, and one feed reads the state of the job. Logs, stacks and
-requests use their own connections to the job, so a slow reader of logs delays nobody. `access` checks
+requests use their own connections to the job, so a slow reader of logs does not delay others. `access` checks
 every request first.
 """
 
@@ -33,7 +33,7 @@ from holdfast.core.limits import (
 )
 from holdfast.core.requests import Action
 from holdfast.views import report
-from holdfast.views.dashboard.access import Access, Session, is_on_purpose
+from holdfast.views.dashboard.access import DashboardAccess, LoginSession, is_on_purpose
 from holdfast.views.stages import MEANINGS
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Refused(Exception):
 class Gate:
     """Checks requests, and adds the same headers to every response."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: DashboardAccess) -> None:
         self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,14 +136,14 @@ class Gate:
                 return RedirectResponse("/login", 303)
             return problem_of(Refused(401, "log in first"))
         if changes and not is_on_purpose(session, headers):
-            return problem_of(Refused(403, "the request lacks the word of its session"))
+            return problem_of(Refused(403, "the request lacks the secret of its session"))
         return None
 
 
 class Dashboard:
     """The application of one job."""
 
-    def __init__(self, access: Access, job: WatchedJob) -> None:
+    def __init__(self, access: DashboardAccess, job: WatchedJob) -> None:
         self._access, self._job = access, job
         self._log_streams = 0
         self._stacks = asyncio.Semaphore(STACKS_AT_ONCE)
@@ -195,10 +195,10 @@ class Dashboard:
         return response
 
     async def _session(self, request: Request) -> Response:
-        session: Session = request.state.session
+        session: LoginSession = request.state.session
         return as_json(
             {
-                "word": session.word,
+                "secret": session.secret,
                 "readOnly": self._job.is_read_only,
                 "version": __version__,
                 "stages": MEANINGS,
@@ -263,7 +263,7 @@ class Dashboard:
         try:
             wanted = msgspec.json.decode(await body_of(request), type=ActionWanted)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Refused(400, f"not a request that is known: {error}") from None
+            raise Refused(400, f"unknown or invalid request: {error}") from None
         as_is = await self._job.act(wanted)
         return as_json({"granted": wanted.action.value, "why": as_is})
 
@@ -353,7 +353,7 @@ class Server(uvicorn.Server):
 
 async def serve(
     listener: socket.socket,
-    access: Access,
+    access: DashboardAccess,
     job: WatchedJob,
     ended: asyncio.Future[None] | None = None,
 ) -> None:

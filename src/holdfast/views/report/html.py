@@ -24,16 +24,22 @@ from holdfast.views.stages import MEANINGS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from holdfast.control.step_rates import Progress
-    from holdfast.views.report.model import Failure, Generation, Node, Report, Span
+    from holdfast.control.step_rates import StepProgress
+    from holdfast.views.report.model import (
+        FailureEntry,
+        GenerationEntry,
+        NodeEntry,
+        Report,
+        SpanEntry,
+    )
 
 LANES_SHOWN = 32
-"""Nodes that are drawn; of more, those that failed or were lost come first."""
+"""The maximum number of nodes drawn. If there are more, failed and lost nodes come first."""
 ROWS_SHOWN = 500
 SPANS_SHOWN = 4000
 LANE_HEIGHT = 26
 OPEN_FAILURES = 1
-"""Failures that are shown open."""
+"""Failures whose details are expanded."""
 VERDICTS = {
     "succeeded": "Succeeded",
     "failed": "Failed",
@@ -149,7 +155,7 @@ def _share(value: float) -> str:
     return f"{100 * value:.1f} %" if value < 0.9995 else "100 %"
 
 
-# What the time was spent on.
+# The time in each stage.
 
 
 def _where_the_time_went(report: Report) -> str:
@@ -239,7 +245,7 @@ def _timeline(report: Report) -> str:
     )
 
 
-def _lanes(report: Report) -> list[Node]:
+def _lanes(report: Report) -> list[NodeEntry]:
     """Return the nodes to draw, in the order of their ranks."""
     nodes = report.nodes
     if len(nodes) > LANES_SHOWN:
@@ -255,7 +261,7 @@ def _lane(at: int) -> str:
     return f'<rect class="lane" x="0" y="{y}" width="100%" height="{LANE_HEIGHT - 6}"/>'
 
 
-def _span(one: Span, whole: float) -> str:
+def _span(one: SpanEntry, whole: float) -> str:
     where = f"generation {one.generation}: " if one.generation is not None else ""
     title = f"{where}{one.stage}, {_from_to(one.from_s, one.to_s)}"
     rect = (
@@ -268,16 +274,16 @@ def _span(one: Span, whole: float) -> str:
     return f'<a href="#generation-{one.generation}" tabindex="-1">{rect}</a>'
 
 
-def _has_room(one: Generation, whole: float) -> bool:
+def _has_room(one: GenerationEntry, whole: float) -> bool:
     return (one.ended_s - one.started_s) / whole > 0.03
 
 
-def _number(one: Generation, whole: float) -> str:
+def _number(one: GenerationEntry, whole: float) -> str:
     x = percent((one.started_s + one.ended_s) / 2, whole)
     return f'<text class="on" x="{x}" y="17" text-anchor="middle">{one.number}</text>'
 
 
-def _cross(node: Node, at: int, report: Report) -> str:
+def _cross(node: NodeEntry, at: int, report: Report) -> str:
     ends = [part.to_s for part in report.node_spans if part.node == node.name]
     end = max(ends, default=node.ended_s)
     x, y = percent(end, report.duration_s), LANE_HEIGHT * at
@@ -339,7 +345,7 @@ def _failures(report: Report) -> str:
         return ""
     causes = [one for one in report.failures if not one.consequence]
     others = [one for one in report.failures if one.consequence]
-    # The failure that ended the job is open.
+    # The failure that ended the job is expanded.
     opened = causes[-1:] if report.outcome.state == "failed" else causes[:OPEN_FAILURES]
     text = "".join(_failure(one, is_open=one in opened) for one in causes)
     if others:
@@ -351,7 +357,7 @@ def _failures(report: Report) -> str:
     return text
 
 
-def _failure(one: Failure, *, is_open: bool) -> str:
+def _failure(one: FailureEntry, *, is_open: bool) -> str:
     why = one.detail or one.message or one.traceback.strip().rpartition("\n")[2]
     facts = {
         "worker": f"rank {one.rank} (local rank {one.local_rank}), pid {one.pid}",
@@ -456,7 +462,7 @@ def _progress(report: Report) -> str:
     )
 
 
-def _range_of_steps(found: Progress) -> tuple[float, float]:
+def _range_of_steps(found: StepProgress) -> tuple[float, float]:
     """Return the range of the axis of steps: from 0, unless all steps are far above it."""
     low = min((one for one in found.step_min if one is not None), default=0)
     high = max((one for one in found.step_max if one is not None), default=1)
@@ -465,7 +471,7 @@ def _range_of_steps(found: Progress) -> tuple[float, float]:
     return float(low), float(max(high, low + 1))
 
 
-def _lines(found: Progress, what: str, low: float, high: float) -> list[str]:
+def _lines(found: StepProgress, what: str, low: float, high: float) -> list[str]:
     """Return the line of each rank, the slowest last, so that they are on top."""
     few = found.reporting <= plots.COLOURS
     is_all = found.reporting == len(found.ranks)
@@ -481,7 +487,7 @@ def _path(name: str, steps: str) -> str:
     return f'<path class="{name}" d="{steps}"/>'
 
 
-def _slowest(found: Progress) -> str:
+def _slowest(found: StepProgress) -> str:
     rows = "".join(
         f'<tr><td>{one.rank}</td><td>{shown(one.node)}</td><td class="n">{one.rate:.3g}</td>'
         f'<td class="n">{one.last_step}</td><td class="n">{one.behind or "&ndash;"}</td>'

@@ -30,7 +30,7 @@ from holdfast.control.history import (
     seconds_of,
     spans_of,
 )
-from holdfast.control.step_rates import Progress, Samples, progress_of
+from holdfast.control.step_rates import Samples, StepProgress, progress_of
 from holdfast.core.supervision import StopReason
 from holdfast.numa.affinity import format_ranges
 from holdfast.printable import one_line
@@ -61,7 +61,7 @@ NODES_NAMED = 16
 STACKS = "[holdfast] stacks (pid "
 
 
-class Outcome(Struct, kw_only=True):
+class OutcomeEntry(Struct, kw_only=True):
     """How the job ended."""
 
     state: str
@@ -70,7 +70,7 @@ class Outcome(Struct, kw_only=True):
     """One line; the first failure of a failed job."""
 
 
-class Node(Struct, kw_only=True):
+class NodeEntry(Struct, kw_only=True):
     """One agent."""
 
     name: str
@@ -90,7 +90,7 @@ class Node(Struct, kw_only=True):
     """How far its clock was ahead of the first node's; None if unknown."""
 
 
-class Span(Struct, kw_only=True):
+class SpanEntry(Struct, kw_only=True):
     """A piece of the job's time."""
 
     stage: Stage
@@ -108,7 +108,7 @@ class NodeSpan(Struct, kw_only=True):
     to_s: float
 
 
-class Generation(Struct, kw_only=True):
+class GenerationEntry(Struct, kw_only=True):
     """One start of all workers, and how it ended."""
 
     number: int
@@ -134,7 +134,7 @@ class Generation(Struct, kw_only=True):
     last_step: int | None
 
 
-class Failure(Struct, kw_only=True):
+class FailureEntry(Struct, kw_only=True):
     """A worker that failed."""
 
     generation: int
@@ -178,7 +178,7 @@ class Report(Struct, kw_only=True):
     version: int = VERSION
     run_id: str
     program: str
-    outcome: Outcome
+    outcome: OutcomeEntry
     began: str
     """ISO 8601, UTC, by the first node's clock."""
     duration_s: float
@@ -190,12 +190,12 @@ class Report(Struct, kw_only=True):
     world_size: int
     """The number of workers of the last generation."""
     costs: list[Cost]
-    spans: list[Span]
-    generations: list[Generation]
-    nodes: list[Node]
+    spans: list[SpanEntry]
+    generations: list[GenerationEntry]
+    nodes: list[NodeEntry]
     node_spans: list[NodeSpan]
-    failures: list[Failure]
-    progress: Progress | None
+    failures: list[FailureEntry]
+    progress: StepProgress | None
     tails: list[Tail]
     environment: dict[str, str]
     notes: list[str]
@@ -373,7 +373,7 @@ class _Description:
 
     # Generations and spans.
 
-    def _generation(self, at: int) -> Generation:
+    def _generation(self, at: int) -> GenerationEntry:
         merged = self.merged[at]
         one = merged.history
         following = self.merged[at + 1] if at + 1 < len(self.merged) else None
@@ -384,7 +384,7 @@ class _Description:
         def stage_s(stage: Stage) -> float | None:
             return _rounded(one.stages.get(stage))
 
-        return Generation(
+        return GenerationEntry(
             number=one.number,
             started_s=_round(one.started_at or 0.0),
             ended_s=_round(spans[-1].end if spans else one.started_at or 0.0),
@@ -442,7 +442,7 @@ class _Description:
 
     # The end of the job.
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> OutcomeEntry:
         ended = job_end(node.run_end for node in self.nodes)
         last = self.generations[-1] if self.generations else None
         match ended:
@@ -451,23 +451,23 @@ class _Description:
                 reason = last.end_reason if last is not None and last.end == "failed" else ""
                 if final is not None and (not reason or not self._has_failure(final)):
                     reason = _summary(final.first.host, final.first.failure)
-                return Outcome(state="failed", reason=reason or "workers failed")
+                return OutcomeEntry(state="failed", reason=reason or "workers failed")
             case RunEnd.SUCCEEDED:
                 lost = sum(node.end is None for node in self.nodes)
                 more = f"; {lost} {'node was' if lost == 1 else 'nodes were'} lost" if lost else ""
-                return Outcome(state="succeeded", reason=f"all workers succeeded{more}")
+                return OutcomeEntry(state="succeeded", reason=f"all workers succeeded{more}")
             case RunEnd.RUNNING:
-                return Outcome(
+                return OutcomeEntry(
                     state="running", reason="the job was running when this report was written"
                 )
             case RunEnd.LOST:
-                return Outcome(
+                return OutcomeEntry(
                     state="killed",
                     reason="no end is recorded: its agents were killed, or run on other machines",
                 )
         errors = [node.end.error for node in self.nodes if node.end and node.run_end is ended]
         state = "stopped" if ended is RunEnd.STOPPED else "error"
-        return Outcome(state=state, reason=_error_line(errors[0]))
+        return OutcomeEntry(state=state, reason=_error_line(errors[0]))
 
     def _final(self) -> records.FinalReport | None:
         return next((node.final for node in self.nodes if node.final is not None), None)
@@ -482,7 +482,7 @@ class _Description:
 
     # Failures.
 
-    def _failures(self) -> list[Failure]:
+    def _failures(self) -> list[FailureEntry]:
         found = [
             self._failure(
                 one.number, node.run.node, node.host.name, one.failed_at(node, failed), failed
@@ -501,13 +501,17 @@ class _Description:
             rest = [one for one in found if one.consequence]
             found = _ends_of(causes, FAILURES_SHOWN)
             found += rest[: FAILURES_SHOWN - len(found)]
-            self.notes.append(f"Of {len(causes) + len(rest)} failures {len(found)} are shown.")
+            self.notes.append(
+                f"This report shows {len(found)} of {len(causes) + len(rest)} failures."
+            )
         found.sort(key=lambda one: (one.generation, one.consequence, one.at_s))
         return found
 
-    def _failure(self, number: int, node: str, host: str, at: float, one: WorkerFailure) -> Failure:
+    def _failure(
+        self, number: int, node: str, host: str, at: float, one: WorkerFailure
+    ) -> FailureEntry:
         before, mark, stacks = one.stderr_tail.rpartition(STACKS)
-        return Failure(
+        return FailureEntry(
             generation=number,
             node=node,
             host=host,
@@ -542,12 +546,12 @@ class _Description:
 
     # Nodes and what they run on.
 
-    def _node(self, node: NodeRun) -> Node:
+    def _node(self, node: NodeRun) -> NodeEntry:
         reason = "its record has no end" if node.run_end is RunEnd.LOST else ""
         if node.end is not None:
             reason = _error_line(node.end.error)
         last = node.last
-        return Node(
+        return NodeEntry(
             name=node.run.node,
             host=node.host.name,
             pid=node.host.pid,
@@ -575,7 +579,7 @@ class _Description:
         }
         return {key: ", ".join(_most_common(values)) for key, values in facts.items()}
 
-    def _note_missing_data(self, outcome: Outcome) -> None:
+    def _note_missing_data(self, outcome: OutcomeEntry) -> None:
         notes = self.notes
         expected = max((one.history.nodes for one in self.merged), default=0)
         there = max((len(one.parts) for one in self.merged), default=0)
@@ -583,8 +587,8 @@ class _Description:
             names = sorted({name for one in self.merged for name in one.unrecorded})
             listed = f" ({', '.join(_ends_of(names, NODES_NAMED))})" if names else ""
             notes.append(
-                f"The job had up to {expected} nodes, and this report covers the folders of {there}. "
-                f"For the other nodes{listed} it has only what these nodes recorded."
+                f"The job had up to {expected} nodes, but this report has the folders of only {there}. "
+                f"It knows the other nodes{listed} only from these folders."
             )
         shifted = [
             ahead
@@ -599,7 +603,7 @@ class _Description:
         unknown = sum(self.axis.ahead[id(node)] is None for node in self.nodes)
         if unknown:
             notes.append(
-                f"{unknown} nodes share no generation with the first node. Their times are those of "
+                f"{unknown} nodes share no generation with the first node. Their times are from "
                 "their own clocks."
             )
         unreadable = sum(node.unreadable for node in self.nodes)
@@ -614,7 +618,7 @@ class _Description:
             )
         if any(one.end == "lost" for one in self.generations):
             notes.append(
-                "The time of a lost node's death is not recorded. The time until its loss was "
+                "The records do not show when a lost node died. The time until its loss was "
                 "detected counts as useful."
             )
         if outcome.state == "killed":
@@ -622,18 +626,20 @@ class _Description:
                 "No end of the job is recorded; the report ends with the last entry in these folders."
             )
         if self.skipped_jobs:
-            notes.append(f"These folders have {self.skipped_jobs} other jobs; this is the newest.")
+            notes.append(
+                f"These folders contain {self.skipped_jobs} other jobs; this report is about the newest."
+            )
 
     # Progress.
 
-    def _progress(self) -> Progress | None:
+    def _progress(self) -> StepProgress | None:
         if not self.uses_steps or self.end_s <= 0:
             return None
         return progress_of([one.steps(self.end_s) for one in self.merged], self.end_s)
 
 
-def _span(one: history.Span) -> Span:
-    return Span(
+def _span(one: history.Span) -> SpanEntry:
+    return SpanEntry(
         stage=one.stage, from_s=_round(one.begin), to_s=_round(one.end), generation=one.generation
     )
 

@@ -1,4 +1,4 @@
-// Zooms the timeline: buttons, keys, and the links to generations. Without it the page is complete too.
+// Zooms the timeline: buttons, keys, and the links to generations. The page is complete without it too.
 "use strict";
 (() => {
   const scroll = document.getElementById("scroll");

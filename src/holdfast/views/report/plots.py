@@ -37,7 +37,7 @@ def duration(seconds: float, step: float = 0.0) -> str:
 
 
 def percent(value: float, whole: float) -> str:
-    """Return a place on an axis."""
+    """Return a position on an axis."""
     return f"{100.0 * value / whole if whole else 0.0:.4f}%"
 
 
@@ -113,7 +113,7 @@ def line(values: Sequence[float | None], low: float, high: float) -> str:
 def band(
     lows: Sequence[float | None], highs: Sequence[float | None], low: float, high: float
 ) -> str:
-    """Return the path around all between two lines."""
+    """Return the path around the area between two lines."""
     paths: list[str] = []
     run: list[tuple[float, float, float]] = []
     for at, (below, above) in enumerate([*zip(lows, highs, strict=True), (None, None)]):

@@ -1,8 +1,8 @@
 """Reads log directories: the timelines of a job's nodes, whatever their state.
 
-A folder is that of one run, or one above it with runs of several nodes and jobs. A killed agent or a
-full disk leaves an incomplete line; lines that are not readable are counted and left out. Nothing in a
-folder is trusted: only regular files are opened, and values, lines and files have limits.
+A folder belongs to one run, or contains the folders of several runs, nodes and jobs. A killed agent or a
+full disk leaves an incomplete line; `parse` counts and omits unreadable lines. Nothing in a folder is
+trusted: only regular files are opened, and values, lines and files have limits.
 `observe/timeline.py` is the writer.
 """
 
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
     from holdfast.observe.lifecycle import LifecycleEvent
 
 FILE_BYTES_MAX = 32 << 20
-"""Bytes read of a file: of a longer one its beginning (`HEAD_BYTES`) and its end."""
+"""Bytes read of a file. Of a longer file, its beginning (`HEAD_BYTES`) and its end are read."""
 HEAD_BYTES = 1 << 20
 LINE_BYTES_MAX = 8 << 20
 FOLDERS_MAX = 20_000
 """Folders that are searched."""
 FILES_MAX = 10_000
 SAMPLES_MAX, SAMPLES_MIN = 2_000, 50
-"""Samples of a rank in one generation; of more, every other one is dropped."""
+"""Samples of a rank in one generation. If there are more, every other sample is dropped."""
 SAMPLES_IN_ALL = 500_000
 """Samples of all ranks: the more ranks, the fewer samples of each are kept."""
 TEXT_CHARS_MAX = 64_000
@@ -66,7 +66,7 @@ TAIL_BYTES = 8 << 10
 """Bytes read of the end of a worker's log."""
 REPORT_BYTES_MAX = 16 << 20
 DEPTH_MAX = 2
-"""A folder of log directories, a log directory, a run."""
+"""How far below a folder runs are searched: it may contain log directories, which contain runs."""
 
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Integer = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -135,7 +135,7 @@ _decode = msgspec.json.Decoder(Union[_LINES]).decode  # noqa: UP007
 
 
 class FinalReport(Struct):
-    """The first failure in `failure.json`; it may be that of another node."""
+    """The first failure in `failure.json`; it may have happened on another node."""
 
     class First(Struct):
         """The failure, and where it was."""
@@ -165,7 +165,7 @@ class FinalReport(Struct):
 
 
 class Details:
-    """What a report shows of a generation on a node besides its history."""
+    """The details of a generation on a node that its history does not contain."""
 
     def __init__(self, started: GenerationStarted) -> None:
         self.started = started
@@ -215,7 +215,7 @@ class NodeRun:
         return self.details[max(self.details)] if self.details else None
 
     def add(self, event: Any) -> None:
-        """Add an event; those of a generation whose start is not recorded are left out."""
+        """Add an event; omit it if it belongs to a generation whose start is not recorded."""
         self.last_at = max(self.last_at, event.at)
         match event:
             case GenerationStarted():
@@ -249,7 +249,7 @@ class NodeRun:
 
 
 def parse(lines: Iterable[bytes], folder: str = "", nodes: int = 1) -> list[NodeRun]:
-    """Return the runs in the lines of one timeline of `nodes`."""
+    """Return the runs in the lines of one timeline; `nodes` is the number of timelines to read."""
     runs: list[NodeRun] = []
     unreadable = 0
     for text in lines:
@@ -257,7 +257,7 @@ def parse(lines: Iterable[bytes], folder: str = "", nodes: int = 1) -> list[Node
             continue
         try:
             if len(text) > LINE_BYTES_MAX:
-                raise ValueError("a line too long")
+                raise ValueError("the line is too long")
             line: Any = _decode(text)
         except (ValueError, RecursionError):  # Errors of msgspec are ValueErrors.
             unreadable += 1
@@ -315,7 +315,7 @@ def read_timeline(path: str, nodes: int = 1) -> list[NodeRun]:
     data, is_cut = read_bounded(path, FILE_BYTES_MAX, HEAD_BYTES)
     lines = [*before.split(b"\n"), *data.split(b"\n")]
     if not data.endswith(b"\n"):
-        lines.pop()  # The writer writes it, or was killed.
+        lines.pop()  # This line is incomplete: the agent is writing it, or was killed.
     runs = parse(lines, folder, nodes)
     for run in runs:
         run.is_cut = is_cut
@@ -362,7 +362,7 @@ def _is_alive(host: Host) -> bool:
 
 
 def _timelines(folder: str) -> list[str]:
-    """Return the timelines in a folder or in those below it."""
+    """Return the timelines in a folder and in the folders below it."""
     if not os.path.isdir(folder):
         raise UsageError(f"FOLDER: {folder!r} is not a folder; accepted: a log directory")
     if not os.access(folder, os.R_OK | os.X_OK):

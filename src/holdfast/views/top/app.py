@@ -54,7 +54,7 @@ IN_FULL: dict[str, Callable[[Any], str]] = {
 }
 
 
-class Driver(Protocol):
+class JobUpdater(Protocol):
     """Keeps a job up to date: a `Feed` or a fake."""
 
     client: JobClient | None
@@ -143,7 +143,9 @@ class JobScreen(Screen[None]):
         below.can_focus = False
         yield below
         yield Block("full")
-        yield Input(placeholder="a rank, a range as 8-15, part of a name", id="find", compact=True)
+        yield Input(
+            placeholder="a rank, a range such as 8-15, part of a name", id="find", compact=True
+        )
         yield Footer(show_command_palette=False, compact=True)
 
     def on_mount(self) -> None:
@@ -315,7 +317,7 @@ class JobScreen(Screen[None]):
         self.app.exit()
 
     def action_help(self) -> None:
-        self.app.push_screen(screens.Help())
+        self.app.push_screen(screens.HelpScreen())
 
     # Keys for requests to the job.
 
@@ -346,10 +348,10 @@ class JobScreen(Screen[None]):
     def action_stacks(self, every: bool = False) -> None:
         if every:
             names = [one.node for one in self.job.nodes if one.ranks]
-            self.app.push_screen(screens.Stacks("stacks of all nodes", names, self._client))
+            self.app.push_screen(screens.StacksScreen("stacks of all nodes", names, self._client))
         elif (node := self.node) is not None:
             title = f"stacks of the workers of {node.node}"
-            self.app.push_screen(screens.Stacks(title, [node.node], self._client))
+            self.app.push_screen(screens.StacksScreen(title, [node.node], self._client))
 
     def action_restart(self) -> None:
         job = self.job.header
@@ -368,14 +370,14 @@ class JobScreen(Screen[None]):
             self._confirm(Action.UNDRAIN, f"Undrain {node.node}?", what, node.node)
         else:
             what = (
-                "Its workers are stopped, and it has none until it is undrained. A standby replaces "
-                "it, or the job shrinks. No restart is charged."
+                "Its workers stop. It gets no workers until it is undrained. A standby replaces it, "
+                "or the job continues with fewer nodes. No restart is charged."
             )
             self._confirm(Action.DRAIN, f"Drain {node.node}?", what, node.node)
 
     def action_stop(self) -> None:
         job = self.job.header
-        what = f"All {job.ranks} workers are stopped, and all agents exit. This is final."
+        what = f"All {job.ranks} workers stop, and all agents exit. This is final."
         self._confirm(Action.STOP, f"Stop {job.run_id}?", what)
 
     def _confirm(self, action: Action, title: str, consequence: str, node: str = "") -> None:
@@ -406,7 +408,7 @@ class Top(App[None]):
     TITLE = "holdfast top"
     ENABLE_COMMAND_PALETTE = False
 
-    def __init__(self, drive: Callable[[LiveJob, Callable[[], None]], Driver]) -> None:
+    def __init__(self, drive: Callable[[LiveJob, Callable[[], None]], JobUpdater]) -> None:
         super().__init__()
         self.animation_level = "none"
         self.job = LiveJob()
@@ -448,7 +450,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _ranks_of(text: str) -> frozenset[int] | range:
-    """Return the ranks in a search; none if it is another text."""
+    """Return the ranks in a search; none if it is not a rank or a range."""
     low, dash, high = text.partition("-")
     if low.isdecimal() and (high.isdecimal() if dash else not high):
         return range(int(low), int(high if dash else low) + 1)

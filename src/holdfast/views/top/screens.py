@@ -48,7 +48,7 @@ HELP = """\
   t  stacks of the node's workers, equal ones grouped; T for all nodes
   s  sort ranks: slowest, furthest behind, oldest heartbeat, most memory
   m  only marked ranks: slow, behind or stalled
-  /  find: a rank, a range as 8-15, or part of a name; Esc shows all
+  /  find: a rank, a range such as 8-15, or part of a name; Esc shows all
 
 [b]Change something[/b] (after a confirmation)
   r  restart all workers; no restart is charged
@@ -58,7 +58,7 @@ HELP = """\
 
 [b]slow[/b]     below 80 % of the median rate
 [b]behind[/b]   at least three steps and two seconds behind the fastest rank
-[b]stalled[/b]  no step for five times the usual time of one
+[b]stalled[/b]  no step for five times the usual duration of a step
 [b]BEAT[/b]     age of the last heartbeat: the last call of holdfast.worker
 """
 
@@ -98,7 +98,7 @@ class Question(ModalScreen[str | None]):
                 yield Button(self._button, variant="warning", id="yes")
 
     @on(Input.Submitted)
-    def _ask_once_more(self) -> None:
+    def _focus_confirmation(self) -> None:
         self.query_one("#yes").focus()
 
     @on(Button.Pressed)
@@ -107,7 +107,7 @@ class Question(ModalScreen[str | None]):
         self.dismiss(reason if event.button.id == "yes" else None)
 
 
-class Help(ModalScreen[None]):
+class HelpScreen(ModalScreen[None]):
     """The keys and the marks."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -186,7 +186,7 @@ class TextScreen(Screen[None]):
     @on(Input.Changed)
     def _look_for(self, event: Input.Changed) -> None:
         found = self.view.find(event.value)
-        self.note(f"{found} lines have {event.value!r}" if event.value else "")
+        self.note(f"{found} lines contain {event.value!r}" if event.value else "")
 
     @on(Input.Submitted)
     def _found(self) -> None:
@@ -270,12 +270,12 @@ class Logs(TextScreen):
 
     def action_follow(self) -> None:
         self.view.follows = not self.view.follows
-        self.note("" if self.view.follows else "not following: f follows again")
+        self.note("" if self.view.follows else "not following; press f to follow")
         if self.view.follows:
             self.view.scroll_end(animate=False)
 
 
-class Stacks(TextScreen):
+class StacksScreen(TextScreen):
     """The stacks of workers, equal ones grouped."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("u", "update", "update")]

@@ -1,7 +1,7 @@
 // Requests to the job. A dialog explains each and takes a reason.
 import { h, toast } from "./dom.js";
 
-export const session = { word: "", readOnly: true, stages: {}, ending: [], starting: [] };
+export const session = { secret: "", readOnly: true, stages: {}, ending: [], starting: [] };
 
 const TEXTS = {
   restart: ["Restart the workers", "All workers stop within their grace period and start again as the next generation. No restart is charged.", "Restart"],
@@ -11,14 +11,14 @@ const TEXTS = {
 };
 
 export async function post(path, body) {
-  const answer = await fetch(path, {
+  const response = await fetch(path, {
     method: "POST",
-    headers: { "content-type": "application/json", "x-holdfast-csrf": session.word },
+    headers: { "content-type": "application/json", "x-holdfast-csrf": session.secret },
     body: JSON.stringify(body),
   });
-  if (answer.status === 401) { location.assign("/login"); throw new Error("log in first"); }
-  const value = answer.status === 204 ? {} : await answer.json();
-  if (!answer.ok) throw new Error(value.problem || `the server responded with ${answer.status}`);
+  if (response.status === 401) { location.assign("/login"); throw new Error("log in first"); }
+  const value = response.status === 204 ? {} : await response.json();
+  if (!response.ok) throw new Error(value.problem || `the server responded with ${response.status}`);
   return value;
 }
 
@@ -36,9 +36,9 @@ export function ask(action, node = "") {
     confirm.disabled = true;
     problem.textContent = "";
     try {
-      const answer = await post("/action", { id, action, node, reason: reason.value, grace_s: grace.value === "" ? -1 : Number(grace.value) });
+      const response = await post("/action", { id, action, node, reason: reason.value, grace_s: grace.value === "" ? -1 : Number(grace.value) });
       dialog.close();
-      toast(answer.why || `${verb.toLowerCase()}${node ? ` ${node}` : ""}: accepted`);
+      toast(response.why || `${verb.toLowerCase()}${node ? ` ${node}` : ""}: accepted`);
     } catch (error) {
       problem.textContent = error.message;
       confirm.disabled = false;

@@ -1,4 +1,4 @@
-// Elements and texts. Whatever came from workers or nodes becomes text here, never HTML.
+// Elements and texts. Data from workers and nodes becomes text here, never HTML.
 
 export function h(name, attributes = {}, ...children) {
   const made = document.createElement(name);
@@ -22,8 +22,8 @@ function set(made, attributes) {
   }
 }
 
-// Replaces the children only if what they show has changed, and keeps the focus and how far they
-// are scrolled.
+// Replaces the children only if `key`, which stands for their content, has changed. Keeps the focus
+// and the scroll positions.
 const shown = new WeakMap();
 const SCROLLED = ".wide, .scroll-y";
 export function fill(parent, key, make) {
@@ -36,7 +36,7 @@ export function fill(parent, key, make) {
   if (focused) parent.querySelector(`[data-focus="${CSS.escape(focused)}"]`)?.focus();
 }
 
-export function say(element, text) {
+export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
@@ -72,7 +72,7 @@ export function percent(share) {
   return `${(100 * share).toFixed(share >= 0.9995 ? 0 : 1)} %`;
 }
 
-// 0,8-15 of a list of ranks in order.
+// Returns a sorted list of ranks as text, such as "0, 8-15".
 export function ranges(ranks) {
   const spans = [];
   for (const rank of ranks) {

@@ -5,22 +5,22 @@ const SHOWN = 100;
 
 export function failures(element) {
   let reports = { failures: [], problem: "", folders: [] };
-  let asked = "";
+  let requested = "";
   const list = h("div", { id: "failure-list" });
   const about = h("p", { class: "about" });
   element.append(h("section", {}, h("h2", {}, "Failures"), about, list));
 
   async function read(mark) {
-    asked = mark;
-    const answer = await fetch("/failures").catch(() => null);
-    if (answer?.ok) reports = await answer.json();
+    requested = mark;
+    const response = await fetch("/failures").catch(() => null);
+    if (response?.ok) reports = await response.json();
   }
 
   function render(state) {
     const all = state.generations;
     const ended = all.filter((one) => one.is_over).slice(-SHOWN).reverse();
     const mark = `${ended.length} ${ended[0]?.number} ${state.job.outcome}`;
-    if (mark !== asked) read(mark).then(() => render(state));
+    if (mark !== requested) read(mark).then(() => render(state));
     about.textContent = reports.problem || (reports.folders.length ? "" : "Tracebacks and the end of stderr are shown here if the dashboard can read the job's log directories (--log-dir).");
     fill(list, JSON.stringify([ended, reports.failures.length, all.at(-1)?.stages]), () => ended.length ? ended.map((one, at) => failure(one, all, at === 0)) : h("p", {}, "None so far."));
   }

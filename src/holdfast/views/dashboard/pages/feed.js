@@ -1,7 +1,7 @@
-// The state of the job: a snapshot, then the sections that change. The browser connects again by
-// itself when the stream ends, and begins with a snapshot.
+// The state of the job: a snapshot, then the sections that change. When the stream ends, the browser
+// reconnects by itself and receives a new snapshot.
 
-const QUIET_MS = 12000; // Without even a ping: the server hangs, or the network does.
+const QUIET_MS = 12000; // After this time without even a ping, the page reconnects.
 const EVENTS_KEPT = 1000;
 
 export const state = { job: null, nodes: [], ranks: { rank: [] }, generations: [], spans: [], events: [], live: "wait" };
@@ -22,7 +22,7 @@ function changed() {
 }
 
 export function connect() {
-  let heard = Date.now();
+  let receivedAt = Date.now();
   let source = null;
 
   function live(kind) {
@@ -32,7 +32,7 @@ export function connect() {
   }
 
   function take(event) {
-    heard = Date.now();
+    receivedAt = Date.now();
     const sections = JSON.parse(event.data);
     if (event.type === "snapshot") state.events = [];
     const { news, ...rest } = sections;
@@ -44,21 +44,21 @@ export function connect() {
 
   function open() {
     source?.close();
-    heard = Date.now();
+    receivedAt = Date.now();
     source = new EventSource("/feed");
     source.addEventListener("snapshot", take);
     source.addEventListener("update", take);
-    source.addEventListener("ping", () => { heard = Date.now(); live("on"); });
+    source.addEventListener("ping", () => { receivedAt = Date.now(); live("on"); });
     source.addEventListener("error", async () => {
       live("wait");
       if (source.readyState !== EventSource.CLOSED) return;
-      // It was refused: the session is over, or the server is.
-      const answer = await fetch("/session").catch(() => null);
-      if (answer?.status === 401) location.assign("/login");
+      // The server rejected the stream, or does not respond: find out whether the session has expired.
+      const response = await fetch("/session").catch(() => null);
+      if (response?.status === 401) location.assign("/login");
       else setTimeout(open, 2000);
     });
   }
 
   open();
-  setInterval(() => { if (Date.now() - heard > QUIET_MS) { live("wait"); open(); } }, 2000);
+  setInterval(() => { if (Date.now() - receivedAt > QUIET_MS) { live("wait"); open(); } }, 2000);
 }

@@ -5,8 +5,8 @@ const problem = document.getElementById("problem");
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
   problem.textContent = "";
-  const answer = await fetch("/login", { method: "POST", body: new URLSearchParams(new FormData(form)) }).catch(() => null);
-  if (answer?.ok) return location.replace("/");
-  problem.textContent = answer ? (await answer.json()).problem : "The dashboard does not respond.";
+  const response = await fetch("/login", { method: "POST", body: new URLSearchParams(new FormData(form)) }).catch(() => null);
+  if (response?.ok) return location.replace("/");
+  problem.textContent = response ? (await response.json()).problem : "The dashboard does not respond.";
   document.getElementById("token").select();
 });

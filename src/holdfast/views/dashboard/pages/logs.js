@@ -1,4 +1,4 @@
-// Output of workers of any ranks: the last lines, a search, or live.
+// The output of any ranks: the last lines, the results of a search, or new lines as workers write them.
 import { h } from "./dom.js";
 
 const LINES_MAX = 5000; // In the page; older ones are removed.
@@ -13,18 +13,18 @@ export function logs(element) {
   const grep = h("input", { id: "logs-grep", type: "search", placeholder: "text in a line", size: 18, autocomplete: "off" });
   const tail = h("select", { id: "logs-tail" }, ...["50", "200", "1000", "10000"].map((one) => h("option", { value: one, ...(one === "200" ? { selected: true } : {}) }, one)));
   const follow = h("input", { id: "logs-follow", type: "checkbox", checked: true });
-  const said = h("p", { class: "about", role: "status" });
+  const status = h("p", { class: "about", role: "status" });
   const lines = h("div", { class: "lines mono", tabindex: 0, role: "log", "aria-label": "Lines of workers", "aria-live": "off", id: "log-lines" });
   const form = h("form", { class: "controls", onsubmit: (event) => { event.preventDefault(); read(); } },
     h("label", {}, "Ranks ", ranks), h("label", {}, "Search ", grep), h("label", {}, "Last ", tail, " lines of each"), h("label", {}, follow, " follow"),
     h("button", { type: "submit", class: "primary" }, "Show"), h("button", { type: "button", onclick: () => stop("stopped") }, "Stop"));
-  element.append(h("section", {}, h("h2", {}, "Logs"), form, said, lines));
+  element.append(h("section", {}, h("h2", {}, "Logs"), form, status, lines));
   follow.addEventListener("change", () => read());
 
   function stop(why) {
     reading?.abort();
     reading = null;
-    if (why) said.textContent = `${count.toLocaleString("en")} lines; ${why}`;
+    if (why) status.textContent = `${count.toLocaleString("en")} lines; ${why}`;
   }
 
   async function read() {
@@ -33,14 +33,14 @@ export function logs(element) {
     count = 0;
     waiting = [];
     lines.replaceChildren();
-    said.textContent = "reading …";
+    status.textContent = "reading …";
     // A search covers the whole output of this generation.
-    const asked = new URLSearchParams({ ranks: ranks.value, grep: grep.value, tail: grep.value ? "all" : tail.value, follow: follow.checked ? "1" : "0" });
+    const query = new URLSearchParams({ ranks: ranks.value, grep: grep.value, tail: grep.value ? "all" : tail.value, follow: follow.checked ? "1" : "0" });
     try {
-      const answer = await fetch(`/logs?${asked}`, { signal: own.signal });
-      if (answer.status === 401) return location.assign("/login");
-      if (!answer.ok) throw new Error((await answer.json()).problem);
-      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      const response = await fetch(`/logs?${query}`, { signal: own.signal });
+      if (response.status === 401) return location.assign("/login");
+      if (!response.ok) throw new Error((await response.json()).problem);
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
       for (;;) {
         const { done, value } = await reader.read();
@@ -50,14 +50,14 @@ export function logs(element) {
         rest = parts.pop();
         for (const part of parts) take(JSON.parse(part));
       }
-      if (reading === own) { flush(); said.textContent ||= ""; say("end of the output"); }
+      if (reading === own) { flush(); status.textContent ||= ""; showStatus("end of the output"); }
     } catch (error) {
-      if (error.name !== "AbortError" && reading === own) say(error.message);
+      if (error.name !== "AbortError" && reading === own) showStatus(error.message);
     }
   }
 
-  function say(why) {
-    said.textContent = `${count.toLocaleString("en")} lines${count > LINES_MAX ? `, the last ${LINES_MAX.toLocaleString("en")} are shown` : ""}; ${why}`;
+  function showStatus(why) {
+    status.textContent = `${count.toLocaleString("en")} lines${count > LINES_MAX ? `, the last ${LINES_MAX.toLocaleString("en")} are shown` : ""}; ${why}`;
   }
 
   function take(piece) {
@@ -84,7 +84,7 @@ export function logs(element) {
     lines.append(...made);
     while (lines.childElementCount > LINES_MAX) lines.firstElementChild.remove();
     if (isAtEnd) lines.scrollTop = lines.scrollHeight;
-    say(follow.checked ? "following" : "reading …");
+    showStatus(follow.checked ? "following" : "reading …");
   }
 
   return {

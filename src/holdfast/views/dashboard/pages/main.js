@@ -1,6 +1,6 @@
-// The frame of the page: which view is shown, the head, and the keys.
+// The frame of the page: the choice of the view, the head, and the keys.
 import { ask, post, session, showKeys } from "./actions.js";
-import { duration, h, pill, say } from "./dom.js";
+import { duration, h, pill, setText } from "./dom.js";
 import { connect, onChange, state } from "./feed.js";
 import { failures } from "./failures.js";
 import { logs } from "./logs.js";
@@ -15,7 +15,7 @@ const $ = (id) => document.getElementById(id);
 const shown = {};
 let current = "";
 
-// The address has the view and its query: #logs?ranks=3. It never contains a secret.
+// The address names the view and its query: #logs?ranks=3. It never contains a secret.
 function place() {
   const [name, query] = location.hash.slice(1).split("?");
   return [name in VIEWS ? name : "overview", new URLSearchParams(query || "")];
@@ -44,17 +44,17 @@ function render() {
   if (!job) return;
   const isLost = state.live !== "on" || job.problem !== "";
   document.title = `${job.run_id || "Holdfast"}: ${job.state || "…"}`;
-  say($("live"), state.live !== "on" ? "reconnecting" : job.problem ? "no connection to the job" : "live");
+  setText($("live"), state.live !== "on" ? "reconnecting" : job.problem ? "no connection to the job" : "live");
   $("live").className = `live ${isLost ? "wait" : "on"}`;
-  say($("job"), job.run_id || "…");
-  say($("over"), [job.elapsed_s ? `running for ${duration(job.elapsed_s)}` : "", session.readOnly ? "read-only" : "", `holdfast ${session.version}`].filter(Boolean).join(" · "));
+  setText($("job"), job.run_id || "…");
+  setText($("over"), [job.elapsed_s ? `running for ${duration(job.elapsed_s)}` : "", session.readOnly ? "read-only" : "", `holdfast ${session.version}`].filter(Boolean).join(" · "));
   // Without a connection the page shows the last known state.
   document.body.classList.toggle("stale", isLost);
   const last = job.state === "active" ? "running" : job.state;
   const kind = job.outcome || (!job.problem ? last : job.ended ? "ended" : "unreachable");
   $("verdict").className = `verdict ${kind.replace(/[^a-z]/g, "-")}`;
   if ($("state").textContent !== kind) $("state").replaceWith(Object.assign(pill(kind || "…"), { id: "state" }));
-  say($("why"), [job.problem, job.why ? `last change: ${job.why}` : ""].filter(Boolean).join(" · ") || (job.running ? `${job.running} of ${job.ranks} workers are running` : "the job is starting"));
+  setText($("why"), [job.problem, job.why ? `last change: ${job.why}` : ""].filter(Boolean).join(" · ") || (job.running ? `${job.running} of ${job.ranks} workers are running` : "the job is starting"));
   for (const button of document.querySelectorAll(".acting")) button.hidden = session.readOnly;
   shown[current]?.render(state);
 }
@@ -72,9 +72,9 @@ function onKey(event) {
 }
 
 async function begin() {
-  const answer = await fetch("/session");
-  if (answer.status === 401) return location.assign("/login");
-  Object.assign(session, await answer.json());
+  const response = await fetch("/session");
+  if (response.status === 401) return location.assign("/login");
+  Object.assign(session, await response.json());
   $("tabs").append(...Object.keys(VIEWS).map((name, at) => h("a", { href: `#${name}`, "data-view": name, "aria-keyshortcuts": String(at + 1) }, TITLES[name])));
   $("restart").addEventListener("click", () => ask("restart"));
   $("stop").addEventListener("click", () => ask("stop"));

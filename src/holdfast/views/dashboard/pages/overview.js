@@ -28,7 +28,7 @@ export function overview(element) {
       [steps, job.rate === null ? "step" : `step, ${number(job.rate)} steps/s`],
     ];
     fill(figures, JSON.stringify(shown), () => shown.map(([value, text]) => h("div", { class: "figure" }, h("b", {}, value), h("span", {}, text))));
-    // A job of one node needs its node.
+    // The only node of a job cannot be drained.
     const canDrain = !session.readOnly && job.max_nodes > 1;
     fill(nodes, JSON.stringify([state.nodes, canDrain]), () => nodeTable(state.nodes, canDrain));
     fill(slow, slowKey(state), () => stragglers(state));

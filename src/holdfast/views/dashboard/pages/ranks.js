@@ -9,7 +9,7 @@ const METRICS = {
   memory: ["Memory", "resident memory, relative to the largest", [["m1", "little"], ["m3", "half of the largest"], ["m5", "the largest"]]],
 };
 const SIZES = [[48, 46], [256, 30], [1100, 20], [4200, 13], [Infinity, 8]];
-const COLUMNS_MAX = 16; // Ranks of one node beside each other.
+const COLUMNS_MAX = 16; // Ranks of one node in a row.
 const GAP = 8;
 
 export function ranks(element) {
@@ -214,7 +214,7 @@ export function ranks(element) {
   return { render, open: (query) => { if (query.has("rank")) chosen = Number(query.get("rank")); } };
 }
 
-// What the colours are relative to.
+// The values to which the colours relate.
 function factsOf({ job, ranks: all }) {
   return { stepMin: job.step_min, stepMax: job.step_max, rate: job.rate, rssMax: all.rss.reduce((a, b) => Math.max(a, b), 1) };
 }

@@ -1,6 +1,6 @@
 // The stages of the job over time, and the events below. Zoom by keys, wheel and buttons.
 import { session } from "./actions.js";
-import { clock, duration, fill, h, say, svg, table } from "./dom.js";
+import { clock, duration, fill, h, setText, svg, table } from "./dom.js";
 import { eventLine, isOfJob } from "./overview.js";
 
 const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400];
@@ -10,7 +10,7 @@ const GENERATIONS_SHOWN = 200, EVENTS_SHOWN = 300;
 
 export function timeline(element) {
   let state = null;
-  let range = null; // What is shown: [from, to], or all if null.
+  let range = null; // The visible time, [from, to]; null for all.
   let wanted = null;
   const box = h("div", { class: "chart", tabindex: 0, role: "application", "aria-label": "Timeline; plus and minus zoom, arrow keys move, 0 shows all", id: "chart" });
   const chosen = h("p", { class: "chosen", "aria-live": "polite" });
@@ -113,7 +113,7 @@ export function timeline(element) {
     drawn.append(svg("rect", { class: "lane", x: 0, y: LANE + 4, width, height: EVENTS_LANE - 8 }));
     for (const event of state.events) {
       if (event.wall < from || event.wall > to) continue;
-      drawn.append(svg("rect", { class: `event ${event.is_problem ? "bad" : event.kind === "requested" ? "asked" : ""}`, x: x(event.wall) - 1, y: LANE + 4, width: 2, height: EVENTS_LANE - 8 },
+      drawn.append(svg("rect", { class: `event ${event.is_problem ? "bad" : event.kind === "requested" ? "requested" : ""}`, x: x(event.wall) - 1, y: LANE + 4, width: 2, height: EVENTS_LANE - 8 },
         svg("title", {}, `${clock(event.wall)} ${event.source || "job"}: ${event.text || event.kind}`)));
     }
     box.replaceChildren(drawn);
@@ -126,7 +126,7 @@ export function timeline(element) {
     draw();
     const all = state.generations;
     const { job } = state;
-    say(measured, `The columns from detect to warmup are the stages of the restart that led to a generation${job.measured < job.members ? `, as ${job.measured} of ${job.members} nodes recorded them` : ""}.`);
+    setText(measured, `The columns from detect to warmup are the stages of the restart that led to a generation${job.measured < job.members ? `, as ${job.measured} of ${job.members} nodes recorded them` : ""}.`);
     const key = JSON.stringify([all.slice(-GENERATIONS_SHOWN), Math.floor(now() / 5)]);
     fill(list, key, () => all.length ? table(["generation", "#started", "#ranks", "#ran", ...restart().map((name) => `#${name}`), "ended by"],
       all.slice(-GENERATIONS_SHOWN).map((one, place) => [one, Math.max(0, all.length - GENERATIONS_SHOWN) + place]).reverse().map(([one, at]) => [
