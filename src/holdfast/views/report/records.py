@@ -423,43 +423,65 @@ def read_bounded(path: str, bytes_max: int, head_bytes: int) -> tuple[bytes, boo
 def jobs_in(runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
     """Return the runs of all nodes by job, the newest job first.
 
-    Nodes with a common generation, by its fence, belong to one job. Without fences or generations,
-    the run id and the time of day decide.
+    Nodes with a common generation, by its fence, belong to one job. A run without a fence belongs to the
+    job whose run id it has and whose time of day it overlaps.
     """
-    leader = [*range(len(runs))]  # A union-find forest: all runs of a job lead to the same one.
-    first: dict[tuple[str, int, int], int] = {}
-    for at, run in enumerate(runs):
-        for number, one in run.generations.items():
-            if one.fence > 0:
-                key = (run.run.run_id, number, one.fence)
-                leader[_last(leader, at)] = _last(leader, first.setdefault(key, at))
-    fenceless = [at for at, run in enumerate(runs) if not _has_fence(run)]
+    joined = _Joined(len(runs))
+    with_fence: dict[tuple[str, int, int], int] = {}
     by_id: dict[str, list[int]] = {}
     for at, run in enumerate(runs):
         by_id.setdefault(run.run.run_id, []).append(at)
-    for at in fenceless:
-        for other in by_id[runs[at].run.run_id]:
-            if _overlap(runs[at], runs[other]):
-                leader[_last(leader, at)] = _last(leader, other)
-    groups: dict[int, list[NodeRun]] = {}
-    for at, run in enumerate(runs):
-        groups.setdefault(_last(leader, at), []).append(run)
-    jobs = [*groups.values()]
+        for number, one in run.generations.items():
+            if one.fence > 0:
+                joined.join(at, with_fence.setdefault((run.run.run_id, number, one.fence), at))
+    for same_id in by_id.values():
+        _join_by_time(runs, same_id, joined)
+    jobs = joined.groups(runs)
     for job in jobs:
         job.sort(key=lambda run: (run.run.wall, run.run.node))
     jobs.sort(key=lambda job: job[0].run.wall, reverse=True)
     return jobs
 
 
-def _last(leader: list[int], at: int) -> int:
-    while leader[at] != at:
-        leader[at] = at = leader[leader[at]]
-    return at
+def _join_by_time(runs: Sequence[NodeRun], same_id: Iterable[int], joined: _Joined) -> None:
+    """Join each run without a fence to all runs that overlap it, in one pass over their starts."""
+
+    def end(at: int) -> float:
+        return runs[at].wall(runs[at].last_at)
+
+    with_fence: list[int] = []  # Of those that a run without a fence joined, only the last to end.
+    last: int | None = None  # The run without a fence that ends last.
+    for at in sorted(same_id, key=lambda at: runs[at].run.wall):
+        begin = runs[at].run.wall
+        if last is not None and begin <= end(last):
+            joined.join(at, last)
+        if any(one.fence > 0 for one in runs[at].generations.values()):
+            with_fence.append(at)
+            continue
+        overlapping = [one for one in with_fence if begin <= end(one)]
+        for one in overlapping:
+            joined.join(at, one)
+        with_fence = [max(overlapping, key=end)] if overlapping else []
+        last = at if last is None else max(at, last, key=end)
 
 
-def _has_fence(run: NodeRun) -> bool:
-    return any(one.fence > 0 for one in run.generations.values())
+class _Joined:
+    """Runs that belong together: a union-find forest, in which all runs of a job have one root."""
 
+    def __init__(self, count: int) -> None:
+        self._parents = [*range(count)]
 
-def _overlap(one: NodeRun, other: NodeRun) -> bool:
-    return one.run.wall <= other.wall(other.last_at) and other.run.wall <= one.wall(one.last_at)
+    def join(self, one: int, other: int) -> None:
+        self._parents[self._root(one)] = self._root(other)
+
+    def _root(self, at: int) -> int:
+        parents = self._parents
+        while parents[at] != at:
+            parents[at] = at = parents[parents[at]]
+        return at
+
+    def groups(self, runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
+        found: dict[int, list[NodeRun]] = {}
+        for at, run in enumerate(runs):
+            found.setdefault(self._root(at), []).append(run)
+        return [*found.values()]
