@@ -1,4 +1,4 @@
-"""What a report says of a job, by timelines whose times are known."""
+"""The content of a report, from timelines with known times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log directories as they are found: cut off, put aside, mixed up, and with traps in them."""
+"""Timelines in log directories: truncated, rotated, of several jobs, and with hostile links and paths."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_truncated_timeline_has_a_report(tmp_path: Path) -> None:
         path.write_bytes(data[:length])
         [run] = records.read([str(tmp_path)])
         records.read_other_files(run)
-        assert run.unreadable == 0, "half a line at the end is no line"
+        assert run.unreadable == 0, "an incomplete last line does not count"
         assert render(describe([run]))
 
 
-def test_unreadable_line_is_counted_and_left_out() -> None:
+def test_unreadable_line_is_counted_and_skipped() -> None:
     node = one_restart()
     node.lines[3:3] = [b"{\n", b"[]\n", b'{"kind": "new", "at": 1}\n', b'{"at": NaN}\n', b"\xff\n"]
     node.lines.insert(9, b'{"kind": "progress", "at": -5, "generation": 0}\n')
@@ -55,7 +55,7 @@ def test_rotated_file_is_read_first(tmp_path: Path) -> None:
 
 
 def test_rotated_timeline_repeats_what_later_lines_need(tmp_path: Path) -> None:
-    """A file is replaced by the next, again and again, while one generation goes on."""
+    """The file is rotated several times during one generation."""
     handler = LogDirectoryHandler(str(tmp_path), file_bytes_max=3000)
     record = TimelineRecorder(handler.record)
     record(recorded_runs.began())
