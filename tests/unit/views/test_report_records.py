@@ -100,6 +100,21 @@ def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
     assert records.read([str(inside)]) == []
 
 
+def test_log_folder_that_becomes_a_link_is_not_read(tmp_path: Path) -> None:
+    node = Timeline()
+    node.run()
+    node.generation(0, 1.0, 2.0)
+    node.write(tmp_path / "logs")
+    private = tmp_path / "private" / "1"
+    private.mkdir(parents=True)
+    (private / "stderr.log").write_text("password\n")
+    (tmp_path / "logs" / "attempt_0").symlink_to(tmp_path / "private")
+    (tmp_path / "here").symlink_to(tmp_path / "logs")  # The operator's own link is followed.
+    [run] = records.read([str(tmp_path / "here")])
+    records.read_other_files(run)
+    assert describe([run]).tails == []
+
+
 def test_report_does_not_write_through_a_symlink(tmp_path: Path) -> None:
     one_restart().write(tmp_path / "logs")
     kept = tmp_path / "kept"
@@ -109,6 +124,7 @@ def test_report_does_not_write_through_a_symlink(tmp_path: Path) -> None:
     assert kept.read_text() == "mine"
     assert main.dispatch(["report", str(tmp_path / "logs"), "--output", str(kept)]) == 0
     assert kept.read_text().startswith("<!DOCTYPE html>")
+    assert kept.stat().st_mode & 0o777 == 0o600
 
 
 def test_only_logs_of_a_killed_job_are_read(tmp_path: Path) -> None:
