@@ -1,4 +1,4 @@
-"""How fast Holdfast is: each figure next to `torchrun` and to bare processes, in the same run.
+"""Measures how fast Holdfast is, next to `torchrun` and to bare processes, in the same run.
 
 Run it as `python -m benchmarks` in an environment that has both launchers; `--help` has examples.
 
@@ -6,6 +6,6 @@ The one thing to know: the ratios are the result. The launchers take turns (torc
 bare, torchrun, ...), so other load on the machine affects all of them equally; the absolute times
 belong to that machine on that day.
 
-It measures; it does not judge a change by itself. Only `--check` turns a target that was not
-reached into an exit code.
+It measures; it does not judge a change by itself. Only with `--check` does a missed target change the
+exit code.
 """

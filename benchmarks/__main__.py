@@ -31,7 +31,7 @@ groups of rows: {", ".join(GROUPS)}
 
 examples:
   python -m benchmarks                            everything, about 35 minutes
-  python -m benchmarks --quick                    few rounds and no row of minutes, about 8 minutes
+  python -m benchmarks --quick                    few rounds, without the slowest rows, about 8 minutes
   python -m benchmarks --rows one-node            without the rows of many nodes, about 4 minutes
   python -m benchmarks --rows torch               workers that import torch, about 12 minutes
   python -m benchmarks --rows etcd                jobs on etcd, about 3 minutes
@@ -40,7 +40,7 @@ examples:
   python -m benchmarks --rows no-op-command --repeat 25
                                                   one row, with more rounds
   python -m benchmarks --rows no-op-command --launchers holdfast bare
-                                                  without the slow one, to tune
+                                                  without torchrun, which is slow
   python -m benchmarks --save docs/benchmark.json also write the figures there
 
 Run nothing else on the machine. The figures are written to benchmarks/results/.
@@ -70,7 +70,7 @@ def _run(args: argparse.Namespace, lab: Lab) -> int:
     rows = [row for row in ROWS if row.name in wanted and (args.rows or _rounds(args, row))]
     results: dict[str, list[Result]] = {}
     for index, row in enumerate(rows, 1):
-        rounds = max(1, _rounds(args, row))  # A row that is named is always measured.
+        rounds = max(1, _rounds(args, row))  # Measure a row that the user named in any case.
         label = f"[{index}/{len(rows)}]"
         results[row.name] = measure(lab, row, rounds, args.launchers, label)
     flat = [result for row in rows for result in results[row.name]]

@@ -1,4 +1,4 @@
-"""The rows of jobs on etcd. Here Holdfast is compared with itself; torchrun's etcd is API v2."""
+"""The rows of jobs on etcd. They compare Holdfast with itself, because torchrun needs etcd's old API v2."""
 
 from __future__ import annotations
 

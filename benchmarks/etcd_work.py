@@ -39,7 +39,7 @@ TRIPS = 200
 IDLE_S = 10.0
 FEW, MANY = 4, 16
 MEMBERS = 3
-# As between machines; on loopback it is not required.
+# Agents on several machines need a token. On loopback they do not, but use one here too.
 AS_ON_A_NETWORK = (
     "--rdzv-conf",
     "auth=token",
@@ -147,7 +147,7 @@ def _lost_s(lab: Lab, flags: tuple[str, ...], where: list[str], *, leads: bool) 
 def _move_etcd_leader(job: Nodes, to: Agent, where: list[str]) -> None:
     """Make an agent's etcd member the leader of etcd, because its loss is the worst case."""
     below = descendants_of(to.pid)
-    status = {one: _asked(one, "/v3/maintenance/status", {}) for one in where}
+    status = {one: _post(one, "/v3/maintenance/status", {}) for one in where}
     for one, its in status.items():
         port = int(one.rpartition(":")[2])
         if any(sockets(LISTENING, port) & open_files(pid) for pid in below):
@@ -156,19 +156,19 @@ def _move_etcd_leader(job: Nodes, to: Agent, where: list[str]) -> None:
                 at for at, each in status.items() if each["header"]["member_id"] == its["leader"]
             )
             if its["leader"] != target:
-                _asked(of, "/v3/maintenance/transfer-leadership", {"targetID": target})
+                _post(of, "/v3/maintenance/transfer-leadership", {"targetID": target})
             return
     raise BenchmarkError(f"the leader has no member of the cluster{job.output_ends()}")
 
 
-def _asked(endpoint: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def _post(endpoint: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     connection = HTTPConnection(endpoint, timeout=5.0)
     try:
         connection.request("POST", path, json.dumps(body))
-        answer: dict[str, Any] = json.load(connection.getresponse())
+        response: dict[str, Any] = json.load(connection.getresponse())
     finally:
         connection.close()
-    return answer
+    return response
 
 
 def _flags(server: LocalEtcd) -> tuple[str, ...]:
@@ -179,7 +179,7 @@ def _flags(server: LocalEtcd) -> tuple[str, ...]:
 
 
 def _ha_flags() -> tuple[str, ...]:
-    """A list of three machines, all of them this one."""
+    """Return flags that list three machines, all of which are this one."""
     listed = ",".join(f"127.0.0.1:{port}" for port in free_pairs(MEMBERS))
     return ("--rdzv-backend", "ha", "--rdzv-endpoint", listed, *AS_ON_A_NETWORK)
 

@@ -44,8 +44,8 @@ class Summary:
 
 @dataclass(frozen=True)
 class Target:
-    """A target: so many times better than `torchrun`, at most so many times a bare process, at most or
-    at least an absolute number.
+    """A target: a minimum speed relative to `torchrun`, a maximum relative to a bare process, or an absolute
+    maximum (`limit`) or minimum (`floor`).
     """
 
     against: Literal["torchrun", "bare", "limit", "floor"]

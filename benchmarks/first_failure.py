@@ -35,7 +35,7 @@ NAMED, NARROWED, WRONG = "named", "one of", "wrong"
 
 
 class Case(NamedTuple):
-    """What happens in one job."""
+    """One job: which worker fails, how it fails, and how the others react."""
 
     kind: str
     link: str
@@ -178,8 +178,8 @@ def _table(tables: dict[tuple[str, ...], Counter[str]]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.first_failure", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=200, help="of each kind (200)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first job (0)")
+    parser.add_argument("--jobs", type=int, default=200, help="jobs of each kind (200)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first job (0)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
     parser.add_argument("--notices", nargs="+", choices=NOTICES, default=["connection"])
     parser.add_argument("--record", nargs="+", choices=("no", "yes"), default=["no", "yes"])

@@ -1,8 +1,8 @@
 """The row about idling: what an agent costs while two workers do nothing.
 
 A helper is any process below the agent that is not a worker. Holdfast has one, `hf-keeper`, which
-holds the workers' process tree; it is counted on its own, and together with the agent as PSS,
-where a page that several processes share counts in parts. Wake-ups and CPU time are those of all
+holds the workers' process tree. The row shows its memory separately, and together with the agent's as
+PSS, which divides a shared page among the processes that share it. Wake-ups and CPU time include all
 threads of the agent and of its helpers.
 """
 

@@ -1,7 +1,7 @@
 """Rows about joining: a job of `2:3` forms, and a third node joins it.
 
-With the default settings, and with settings that make torchrun fast: a last call of 1 s, and the
-workaround for a defect by which a joining node ends the job.
+Each row has two variants: one with the default settings, and one with settings that make torchrun fast.
+These are a last call of 1 s, and a workaround for torchrun's defect that a joining node ends the job.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORKAROUND = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def measure_start(lab: Lab, launcher: str) -> Samples:
-    """Two agents of `2:3` with the default settings, to the last worker's first line."""
+    """Start two agents of `2:3` with the default settings, and wait for the last worker's first line."""
     with Nodes(lab, launcher, "2:3", workers=WORKERS) as job:
         return {"start": [_start_s(job)]}
 
@@ -37,7 +37,7 @@ def measure_start_quick(lab: Lab, launcher: str) -> Samples:
 
 
 def measure_join(lab: Lab, launcher: str) -> Samples:
-    """A third agent joins two of `2:3`, with the default settings."""
+    """Let a third agent join two of `2:3`, with the default settings."""
     with Nodes(lab, launcher, "2:3", workers=WORKERS) as job:
         _start_s(job)
         return {"join": [_join_s(job)]}

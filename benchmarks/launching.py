@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
 WORKERS = Path(__file__).parent / "workers"
-# A longer command hangs; 32 workers that import torch take a third of this.
+# A command that takes longer hangs; 32 workers that import torch take a third of this.
 COMMAND_S_MAX = 120.0
 SWEEP_S_MAX = 10.0
 PR_SET_CHILD_SUBREAPER = 36
-# Variables that change how a launcher or an interpreter runs. PYTHONDONTWRITEBYTECODE above all:
-# with it, modules that pip did not compile would be compiled again at every start.
+# Variables that change how a launcher or an interpreter runs. The most important one is
+# PYTHONDONTWRITEBYTECODE: with it, Python compiles modules that pip did not compile again at every start.
 DROPPED = (
     "LOCAL_RANK", "LOGLEVEL", "MASTER_ADDR", "MASTER_PORT", "PYTHONDEVMODE",
     "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "PYTHONHASHSEED", "PYTHONMALLOC",
@@ -45,7 +45,7 @@ DROPPED = (
 DROPPED_PREFIXES = ("BENCH_", "HOLDFAST_", "PET_", "TORCHELASTIC_", "TORCH_")
 
 
-Samples = dict[str, list[float]]  # what one turn yields, by metric
+Samples = dict[str, list[float]]  # The samples of one turn, by metric.
 
 
 class BenchmarkError(Exception):
@@ -258,7 +258,7 @@ class Lab:
         return json.loads(done.stdout)
 
     def note_leftovers(self, launcher: str) -> None:
-        """Count and kill the processes that a launcher has left."""
+        """Count and kill the processes that a launcher left behind."""
         left = len(self.sweep())
         if left:
             self.left_behind[launcher] = self.left_behind.get(launcher, 0) + left

@@ -41,7 +41,7 @@ def measure_stopped(lab: Lab, launcher: str) -> Samples:
 
 
 def measure_standby(lab: Lab, launcher: str) -> Samples:
-    """SIGKILL a member of `2:2` while a third agent stands by."""
+    """SIGKILL a member of `2:2` while a third agent is a standby."""
     with Nodes(lab, launcher, "2:2", workers=WORKERS, env=WORKAROUND) as job:
         job.start(2)
         job.formed(2)

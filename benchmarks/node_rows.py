@@ -170,16 +170,16 @@ SCALING_ROWS = (
         scaling.measure_agents,
         (
             Metric("formed", "1,000 agents at one coordinator: a round forms", "s", (Target("limit", 2),)),
-            Metric("told", "... a restart reaches all", "s", (Target("limit", 0.3),)),
+            Metric("restarted", "... a restart reaches all", "s", (Target("limit", 0.3),)),
             Metric("formed_many", "10,000 agents: a round forms", "s"),
-            Metric("told_many", "... a restart of 10,000 reaches all", "s"),
+            Metric("restarted_many", "... a restart of 10,000 reaches all", "s"),
             Metric("cpu_many", "... CPU time of the coordinator for the round", "s"),
             Metric(
                 "formed_growth", "... cost per agent of a round, 10,000 / 1,000", "times",
                 (Target("limit", 1.5),),
             ),
             Metric(
-                "told_growth", "... cost per agent of a restart, 10,000 / 1,000", "times",
+                "restarted_growth", "... cost per agent of a restart, 10,000 / 1,000", "times",
                 (Target("limit", 1.5),),
             ),
         ),
@@ -197,7 +197,7 @@ SCALING_ROWS = (
             ),
             Metric("restart", "... restart of their workers", "times", (Target("limit", 1.05),)),
             Metric("round", "... a round of 1,000 agents", "times", (Target("limit", 1.05),)),
-            Metric("told", "... a restart reaches 1,000 agents", "times"),
+            Metric("restarted", "... a restart reaches 1,000 agents", "times"),
         ),
         (HOLDFAST,),
         rounds=1,

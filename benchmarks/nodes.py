@@ -202,7 +202,7 @@ class Nodes:
             poll.poll(left_s * 1000)
             for agent in agents:
                 if agent.code is not None:
-                    raise NotReached(f"{what}; agent {agent.node} ended with {agent.code}")
+                    raise NotReached(f"{what}; agent {agent.node} exited with {agent.code}")
 
     def formed(
         self, count: int, *, since_ns: int = 0, within_s: float = START_S_MAX
@@ -280,7 +280,7 @@ def free_port() -> int:
 
 
 def free_pairs(count: int) -> list[int]:
-    """Return ports that are free, as is the one after each."""
+    """Return free ports, each of which is followed by another free port."""
     pairs: list[int] = []
     with ExitStack() as held:
         while len(pairs) < count:

@@ -1,7 +1,7 @@
 """The row about restarting: the time from killing a worker until a whole new generation runs user code.
 
-One job gives several samples. Waiting workers hold no lock and no signal handler, so the time is that of the
-launcher: to notice the exit, stop the others, and start all again.
+One job gives several samples. Waiting workers hold no lock and no signal handler, so the launcher
+accounts for the whole time: it notices the exit, stops the others, and starts all of them again.
 """
 
 from __future__ import annotations

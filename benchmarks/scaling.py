@@ -1,5 +1,5 @@
-"""Rows about one coordinator with very many agents or strangers, and about the simulator; Holdfast
-only.
+"""Rows about one coordinator with thousands of agents or hostile connections, and about the simulator;
+Holdfast only.
 
 `workers/fleet.py`, `workers/connection_flood.py` and `workers/simulating.py` do the work, each in a process of
 its own.
@@ -28,21 +28,21 @@ CONNECT_S_MAX = 13.0  # The time limit of an agent's connection and handshake.
 def measure_agents(lab: Lab, _: str) -> Samples:
     """A round of 1,000 agents and one of 10,000, and restarts that reach all of them."""
     few, many = fleet(lab, FEW), fleet(lab, MANY)
-    told_few, told_many = (statistics.median(one["restarts_s"]) for one in (few, many))
+    restarted_few, restarted_many = (statistics.median(one["restarts_s"]) for one in (few, many))
     times = MANY / FEW
     return {
         "formed": [few["formed_s"]],
-        "told": [told_few],
+        "restarted": [restarted_few],
         "formed_many": [many["formed_s"]],
-        "told_many": [told_many],
+        "restarted_many": [restarted_many],
         "cpu_many": [many["formed_cpu_s"]],
         "formed_growth": [many["formed_s"] / times / few["formed_s"]],
-        "told_growth": [told_many / times / told_few],
+        "restarted_growth": [restarted_many / times / restarted_few],
     }
 
 
 def measure_connection_flood(lab: Lab, _: str) -> Samples:
-    """How long an agent takes to join while strangers hold connections of three kinds."""
+    """Measure how long an agent takes to join while strangers hold connections of three kinds."""
     samples: Samples = {}
     for kind in ("silent", "byte", "hello"):
         found = lab.figures_of("connection_flood.py", (kind, ATTACKERS, ATTEMPTS), FLOOD_S_MAX)
@@ -64,6 +64,8 @@ def fleet(lab: Lab, count: int, *more: object) -> dict[str, Any]:
     """Return the figures of a fleet of agents; `more` are further arguments of its program."""
     found = lab.figures_of("fleet.py", (count, int(FLEET_S_MAX), *more), FLEET_S_MAX * 2)
     if found is None:
-        raise BenchmarkError(f"{count} agents had no round and no restarts after {FLEET_S_MAX:g} s")
+        raise BenchmarkError(
+            f"{count} agents did not complete a round and restarts within {FLEET_S_MAX:g} s"
+        )
     result: dict[str, Any] = found
     return result

@@ -32,7 +32,7 @@ def measure_no_op_command(lab: Lab, launcher: str) -> Samples:
     cpu_s = _cpu_s_of_children()
     with lab.start(launcher, Launch("nothing.py", FEW)) as job:
         whole_ns = job.wait() - job.started_ns
-    # The kernel adds a process's time to its parent's books when it is reaped, level by level.
+    # When a process is reaped, the kernel adds its CPU time to its parent's total, level by level.
     return {"command": [whole_ns / NS_PER_MS], "cpu": [(_cpu_s_of_children() - cpu_s) * 1000]}
 
 

@@ -1,7 +1,7 @@
-"""The row about the cost of a token: the same with a token and without, Holdfast only.
+"""The row about the cost of a token: it compares jobs with a token and without. Holdfast only.
 
-Both take turns in one run, and their medians are compared. Two agents are real ones with workers; a
-thousand are those of `workers/fleet.py`.
+Both take turns in one run, and the figure is the ratio of their medians. Jobs of two agents are real and
+have workers; the thousand agents are those of `workers/fleet.py`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def measure_token_cost(lab: Lab, _: str) -> Samples:
         "start": [_ratio(starts)],
         "restart": [_ratio(restarts)],
         "round": [_ratio(rounds)],
-        "told": [_ratio(all_restart_times)],
+        "restarted": [_ratio(all_restart_times)],
     }
 
 

@@ -47,7 +47,7 @@ def measure_top(lab: Lab, _: str) -> Samples:
 
 
 def measure_follow(lab: Lab, launcher: str) -> Samples:
-    """How fast a follower at the agent's socket receives a worker's output."""
+    """Measure how fast a follower at the agent's socket receives a worker's output."""
     folder = lab.folder / "following"
     runtime = folder / "run"
     runtime.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -29,7 +29,7 @@ examples:
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m chaos",
-        description="Run real jobs under random faults and check what must hold.",
+        description="Run real jobs under random faults, and check that they satisfy the rules.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -55,7 +55,7 @@ def make_deck(rng: random.Random) -> list[Card]:
 
 
 def make_plan(seed: int, count: int) -> Plan:
-    """Return a plan of faults; one with a time above 0 overlaps the previous one."""
+    """Return a plan of faults; a fault with a time above 0 overlaps the previous fault."""
     rng = random.Random(seed)
     faults: list[tuple[float, str, int, float]] = []
     deck: list[Card] = []
@@ -185,7 +185,7 @@ class LongJob(Job):
         return found[0] if found else None
 
     def _left(self) -> list[str]:
-        """Members' folders must be gone too, also those of killed machines."""
+        """Return what is left, including folders of members, even on machines that were killed."""
         left = super()._left()
         for machine in self.machines:
             if not machine.ends[-1].by:

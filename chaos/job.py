@@ -1,8 +1,8 @@
 """One job under chaos: its machines, its plan of faults, and its record.
 
 A machine is a network namespace and every process with its mark in the environment, which child
-processes inherit. An agent that fails during the faults is started again, as Slurm or Kubernetes
-would do.
+processes inherit. The job restarts an agent that fails during the faults, as Slurm or Kubernetes
+would.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Machine:
 
 
 class Job:
-    """A job that runs once and leaves nothing."""
+    """A job that runs once and leaves nothing behind."""
 
     going_s_max = GOING_S_MAX
 
@@ -317,7 +317,7 @@ class Job:
     def _do_fault(self, kind: str, number: int, length_s: float) -> None:
         machine = self.machines[number]
         if self._is_disturbed(number) or machine.agent is None:
-            return  # A machine has one fault at a time; all of them may have one.
+            return  # A machine has at most one fault at a time; several machines may have one.
         now = time.monotonic()
         lasts = kind.split(maxsplit=1)[0] in ("freeze", "cut", "mute", "deafen") or kind in DOWN
         if kind == "kill coordinator" and self._coordinator is None:
@@ -417,7 +417,7 @@ class Job:
                 machine.look(start_again=False)
             if all(machine.agent is None for machine in self.machines):
                 codes = [machine.ends[-1].code for machine in self.machines]
-                return f"the agents ended with {codes}" if any(codes) else ""
+                return f"the agents exited with {codes}" if any(codes) else ""
             time.sleep(POLL_S)
         return f"the job did not end {END_S_MAX:g} s after its work was finished"
 

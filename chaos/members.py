@@ -2,8 +2,8 @@
 
     python -m chaos.members RUN_ID HOST,HOST,HOST
 
-A line is ``time cluster/has_leader ...``, one word for each machine; ``-`` stands for one that is
-not a member.
+A line is ``time cluster/has_leader ...``, one word for each machine; ``-`` stands for a machine
+that is not a member.
 """
 
 from __future__ import annotations

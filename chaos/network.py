@@ -1,8 +1,8 @@
 """Machines in their own network, connected by a switch that can cut and restore their links.
 
-Each machine is a network, mount and host name namespace, held by a sleeping process, and one more is
-the switch. The kernel removes a namespace with its last process, and the sleepers die with this
-process, so nothing is left. The computer's own network does not change.
+Each machine is a network, mount and host name namespace, held by a sleeping process; so is the switch.
+The kernel removes a namespace with its last process, and the sleepers die with this process, so nothing
+is left behind. The computer's own network does not change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SWITCH_ADDRESS = "10.77.0.254"
 def missing() -> str:
     """Return why networks are impossible here, or an empty text."""
     if os.geteuid() != 0:
-        return "only root may make network namespaces"
+        return "only root can create network namespaces"
     for tool in ("ip", "nsenter", "setpriv", "unshare", "hostname"):
         if shutil.which(tool) is None:
             return f"the command {tool} is not installed"

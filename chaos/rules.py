@@ -1,8 +1,8 @@
-"""What must be true of a job after any faults, read from its ledger and its agents' exits.
+"""The rules that a job must satisfy after any faults, checked against its ledger and its agents' exits.
 
 Each rule is a function from the record of a job to its violations, one line each. A fault excuses what
 no launcher can prevent: a frozen process may make one more step when it resumes. With default settings
-at a coordinator, not all rules apply: a node that is cut off lets its workers run (`on_lost`), and a
+at a coordinator, not all rules apply: a node that is cut off keeps its workers running (`on_lost`), and a
 coordinator without a stored state starts from zero (`state_file`).
 """
 
@@ -75,7 +75,7 @@ class Record(NamedTuple):
     ends: list[End]
     left: list[str]
     stalled: str
-    """What did not recover after the faults."""
+    """The problem, if the job did not recover after the faults."""
     safe: bool = True
     """Whether the job's settings guarantee that generations do not overlap and numbers do not decrease."""
     looks: tuple[Look, ...] = ()
@@ -152,12 +152,12 @@ def generations_do_not_overlap(record: Record) -> Iterator[str]:
         if one.event == "start" and one.fence > newest.fence:
             newest = one
         elif one.fence < newest.fence and one.event in ALIVE and one.pid not in reported:
-            if _was_frozen(record, one) or not (record.safe or _is_in_touch(record, one)):
+            if _was_frozen(record, one) or not (record.safe or _was_connected(record, one)):
                 continue
             reported.add(one.pid)
             yield (
-                f"rank {one.rank} of generation {one.generation} on machine {one.machine} was "
-                f"{one.event} {one.at_s - newest.at_s:.3f} s after generation {newest.generation} began"
+                f"rank {one.rank} of generation {one.generation} on machine {one.machine} recorded "
+                f"{one.event!r} {one.at_s - newest.at_s:.3f} s after generation {newest.generation} began"
             )
 
 
@@ -175,7 +175,7 @@ def job_continues(record: Record) -> Iterator[str]:
         yield record.stalled
     for end in record.ends:
         if not end.by and end.code is None:
-            yield f"the agent of machine {end.machine} did not end"
+            yield f"the agent of machine {end.machine} did not exit"
 
 
 def exits_are_documented(record: Record) -> Iterator[str]:
@@ -184,7 +184,7 @@ def exits_are_documented(record: Record) -> Iterator[str]:
         if end.by:
             continue
         if end.code == BUG or "bug in Holdfast" in end.printed:
-            yield f"the agent of machine {end.machine} ended with a bug: {_last_line(end)}"
+            yield f"the agent of machine {end.machine} has a bug: {_last_line(end)}"
         elif "Traceback" in end.printed:
             yield f"the agent of machine {end.machine} printed a traceback"
 
@@ -289,8 +289,8 @@ def _was_frozen(record: Record, one: Entry) -> bool:
     )
 
 
-def _is_in_touch(record: Record, one: Entry) -> bool:
-    """Whether a machine has always been connected to the coordinator."""
+def _was_connected(record: Record, one: Entry) -> bool:
+    """Whether a machine was connected to the coordinator all the time."""
     return not any(
         fault.at_s <= one.at_s
         and (

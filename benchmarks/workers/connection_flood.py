@@ -2,9 +2,9 @@
 
     connection_flood.py {silent,byte,hello} CONNECTIONS ROUNDS [DESCRIPTORS [BACKLOG]]
 
-The strangers connect from 127.0.0.2 and hold that many connections: a closed one is opened again at
-once. They send nothing, one byte, or the first message of the handshake. The coordinator has a token,
-DESCRIPTORS descriptors and its own process. Prints one line of JSON: how long the honest agent took
+The strangers connect from 127.0.0.2 and hold CONNECTIONS connections; when one is closed, they open another
+immediately. They send nothing, one byte, or the first message of the handshake. The coordinator has a
+token, DESCRIPTORS descriptors and its own process. Prints one line of JSON: how long the honest agent took
 each time (null: it gave up), and how many connections per second the strangers opened.
 """
 
@@ -32,7 +32,7 @@ from holdfast.wire.handshake import ClientHandshake
 TOKEN = b"known to the honest alone"
 ATTACKERS = "127.0.0.2"
 OPENED_AT_ONCE = 64
-BUILD_UP_S = 2.0  # Then the flood has its full size.
+BUILD_UP_S = 2.0  # The time until the flood has its full size.
 PAUSE_S = 0.5
 NO_WAIT = struct.pack("ii", 1, 0)  # For SO_LINGER: the ports are free at once.
 COUNT = struct.Struct("<q")

@@ -1,4 +1,4 @@
-"""A worker of a job in which one fails, and the others fail because of it within milliseconds.
+"""A worker of a job in which one worker fails, and the others fail because of it within milliseconds.
 
 `BENCH_FIRST` is the rank that fails first, `BENCH_HOW` how it fails, and `BENCH_NOTICE` how the
 others react: an exception of the connection, an exception of their own, or a silent exit.
@@ -76,7 +76,7 @@ def port_of(other: int) -> int:
                 return int(file.read())
         except FileNotFoundError:
             time.sleep(0.005)
-    raise TimeoutError(f"rank {other} does not connect")
+    raise TimeoutError(f"rank {other} did not connect")
 
 
 def by_gloo() -> None:

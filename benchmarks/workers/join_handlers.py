@@ -47,7 +47,7 @@ def main() -> None:
     began = time.monotonic()
     for child in children:
         os.write(child.commands, b"g")
-    lines = [line for child in children for line in child.answers(began + limit_s)]
+    lines = [line for child in children for line in child.take_results(began + limit_s)]
     for child in children:
         os.kill(child.pid, signal.SIGKILL)
         os.waitpid(child.pid, 0)
@@ -85,7 +85,7 @@ class Child:
     def is_ready(self, limit_s: float) -> bool:
         return bool(select.select([self.results], [], [], limit_s)[0]) and self._read(1) == READY
 
-    def answers(self, deadline: float) -> list[tuple[int, ...]]:
+    def take_results(self, deadline: float) -> list[tuple[int, ...]]:
         found: list[tuple[int, ...]] = []
         while len(found) < self.count:
             left_s = deadline - time.monotonic()

@@ -1,8 +1,7 @@
 """A worker that joins the process group repeatedly, as `init_process_group` does with `env://`.
 
-It stamps when it is ready, as generation 0, and when it is in the group, as generation 1; when it is
-ready again, as generation 2, and so on. Before each time it waits for a byte at the gate. Each time
-has its own key prefix.
+It writes a stamp each time it is ready (generations 0, 2, ...) and each time it has joined the group
+(generations 1, 3, ...). Before each join it waits for a byte at the gate. Each join has its own key prefix.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Makes the calls of `holdfast.worker` very often, to a real page, and prints what one costs.
+"""Calls the functions of `holdfast.worker` very often, on a real page, and prints the cost of one call.
 
 sdk_calls.py CALLS REPEATS
 """

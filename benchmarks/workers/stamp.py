@@ -1,4 +1,4 @@
-"""A worker that writes when it reached its first line, and then waits if asked to.
+"""A worker that records when it reached its first line, and then waits if the job is held.
 
 The clock is CLOCK_MONOTONIC, which all processes of a Linux machine share. One short write to a
 FIFO is atomic, so the workers need no lock.

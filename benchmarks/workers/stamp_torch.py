@@ -1,4 +1,4 @@
-"""A worker that imports torch, writes when it has, and then waits if asked to."""
+"""A worker that imports torch, records when it has, and then waits if the job is held."""
 
 import os
 from time import monotonic_ns

@@ -35,15 +35,15 @@ def main() -> None:
     os.close(port_write)  # Otherwise a failing server would block.
     (port,) = struct.unpack("<i", os.read(port_read, 4))
     go_read, go_write = os.pipe()
-    said_read, said_write = os.pipe()
+    result_read, result_write = os.pipe()
     children = [
-        fork(lambda name=number: load(port, name, seconds, go_read, said_write))  # type: ignore[misc]
+        fork(lambda name=number: load(port, name, seconds, go_read, result_write))  # type: ignore[misc]
         for number in range(clients)
     ]
     for _ in children:
-        assert os.read(said_read, 1) == b"r"
+        assert os.read(result_read, 1) == b"r"
     os.write(go_write, bytes(clients))
-    counts = [COUNT.unpack(os.read(said_read, COUNT.size)) for _ in children]
+    counts = [COUNT.unpack(os.read(result_read, COUNT.size)) for _ in children]
     done = sum(count for count, _, _ in counts)
     took_s = (max(end for _, _, end in counts) - min(begin for _, begin, _ in counts)) / 1e9
     for pid in (*children, server):
@@ -77,12 +77,12 @@ def serve(peer: str, port_write: int) -> None:
     signal.pause()
 
 
-def load(port: int, name: int, seconds: float, go_read: int, said_write: int) -> None:
+def load(port: int, name: int, seconds: float, go_read: int, result_write: int) -> None:
     """Do operations for that long, then send their number."""
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     key = f"key{name}"
     store.set(key, VALUE)
-    os.write(said_write, b"r")
+    os.write(result_write, b"r")
     os.read(go_read, 1)
     begin = time.monotonic_ns()
     end = begin + int(seconds * 1e9)
@@ -92,7 +92,7 @@ def load(port: int, name: int, seconds: float, go_read: int, said_write: int) ->
         store.get(key)
         store.add("count", 1)
         count += 3
-    os.write(said_write, COUNT.pack(count, begin, now))
+    os.write(result_write, COUNT.pack(count, begin, now))
 
 
 main()

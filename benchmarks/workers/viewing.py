@@ -85,7 +85,7 @@ def message(at_s: float, nodes: int, size: int, speeds: list[float]) -> bytes:
 
 
 class Messages:
-    """Stands in for a feed, and measures."""
+    """Takes the place of a feed, and measures."""
 
     client: JobClient | None = None
 

@@ -6,7 +6,8 @@ escapes unprintable characters as Python does in a string (`\\x1b`). That includ
 (U+202E reverses the following text, U+200B makes different texts look equal) and lone surrogates, which UTF-8
 cannot encode.
 
-The output of workers is passed through unchanged, and so is JSON, for programs.
+The output of workers passes through the agent unchanged, and so does JSON, for programs. `holdfast logs` shows the
+output of other people's workers too: on a terminal it keeps colours and escapes the rest.
 """
 
 from __future__ import annotations

@@ -70,7 +70,10 @@ def test_only_nodes_with_the_token_can_join(tmp_path: Path) -> None:
             with open(f"/proc/{agent.pid}/cmdline", "rb") as words:
                 assert TOKEN.encode() not in words.read()
         for start in starts.values():
-            for pid in (start.pid, parent_of(start.pid)):  # A worker can read its keeper's environment.
+            for pid in (
+                start.pid,
+                parent_of(start.pid),
+            ):  # A worker can read its keeper's environment.
                 with open(f"/proc/{pid}/environ", "rb") as variables:
                     assert b"HOLDFAST_TOKEN" not in variables.read()
             seen = tmp_path / f"environ-{start.rank}"

@@ -37,11 +37,11 @@ PAGES += sorted(DOCS.rglob("*.md"))
 
 HOLDFAST = (sys.executable, "-m", "holdfast", "run")
 README_LINES_MAX = 120
-# Workers that write to one pipe may end up on one line. A text of at least this length that is
-# shown as a line may then stand anywhere in a line.
+# Lines of workers that write to one pipe may be joined. So an expected line of at least this length
+# may be anywhere in a printed line.
 MIXED_CHARS_MIN = 10
 RUN = "<!-- run -->"
-PORT = "29400"  # In a block that is run, it stands for any port that is free.
+PORT = "29400"  # In a block that a test runs, it stands for any free port.
 ANYTHING = "..."
 KNOWN_FLAGS = {"-h", "--help"} | {
     name for flag in FLAGS for name in (flag.name, flag.short) if name
@@ -97,7 +97,7 @@ def flags_in(text: str) -> set[str]:
 
 
 def table_keys(page: Path, after: str = "", until: str = "\0") -> set[str]:
-    """Return what stands in backquotes in the first column of tables, in a part of a page."""
+    """Return the names in backquotes in the first column of tables, in a part of a page."""
     text = prose_of(page)
     text = (text.partition(after)[2] if after else text).partition(until)[0]
     cells = re.findall(r"^\| ((?:[^|\\]|\\.)*) \|", text, re.MULTILINE)
@@ -108,7 +108,7 @@ def table_keys(page: Path, after: str = "", until: str = "\0") -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     broken = []
     for target in LINK.findall(prose_of(page)):
         if target.startswith(("http://", "https://", "mailto:")):
@@ -161,7 +161,7 @@ def test_flag_table_is_complete() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_flags_named_in_the_text_exist(page: Path) -> None:
-    known = KNOWN_FLAGS | {"--version", "--flag", "--use-env"}  # The last is the older launcher's.
+    known = KNOWN_FLAGS | {"--version", "--flag", "--use-env"}  # The last is the old launcher's.
     known |= {flag for flags in flags_of_commands().values() for flag in flags}
     named = flags_in(" ".join(re.findall(r"`(-[^`]+)`", prose_of(page))))
     # A short form such as `--nproc` may be named as well.
@@ -274,7 +274,7 @@ def test_every_line_of_a_timeline_is_documented() -> None:
 
 
 def row_of(key: Key) -> str:
-    """Return how a setting of the rendezvous stands in its table."""
+    """Return the table row of a rendezvous setting."""
     here = [one.value for one in Backend if one in key.backends]
     words = " or ".join(f"`{word}`" for word in key.kind.split("|"))
     takes = words if "|" in key.kind else key.kind
@@ -311,7 +311,7 @@ def test_commands_are_command_lines_of_holdfast(page: Path) -> None:
             continue
         for line in re.findall(r"^\$ .*\bholdfast +run +(.*)$", block.text, re.MULTILINE):
             words = shlex.split(line.partition(";")[0], comments=True)
-            wrong = "accepted:" in block.text  # It shows the error of a wrong one.
+            wrong = "accepted:" in block.text  # It shows a usage error.
             try:
                 build_parser().parse_args(words)
             except SystemExit:
@@ -319,7 +319,7 @@ def test_commands_are_command_lines_of_holdfast(page: Path) -> None:
 
 
 def steady(text: str, folder: Path) -> str:
-    """Return a text with what varies taken out of it."""
+    """Replace the varying parts of a text with placeholders."""
     text = text.replace(str(folder), "/home/me/job")
     for pattern, instead in VARYING:
         text = re.sub(pattern, instead, text, flags=re.MULTILINE)

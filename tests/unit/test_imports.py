@@ -1,7 +1,7 @@
-"""Starting is cheap: what the command loads in a fresh interpreter.
+"""The modules that a start loads in a fresh interpreter.
 
-`--version` has a limit on the number of modules; a whole job, and `@record` in a worker, only must not load
-subsystems that they do not use.
+`--version` may load only a few modules. A whole job, and `@record` in a worker, must not load heavy subsystems
+that they do not use.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_importing_the_package_loads_only_itself() -> None:
     assert loaded_by("import holdfast") <= {"__future__", "holdfast"}
 
 
-def test_version_loads_next_to_nothing() -> None:
+def test_version_loads_few_modules() -> None:
     modules = loaded_by(command("--version"))
     assert not heavy_among(modules)
     assert len(modules) <= VERSION_MODULES_MAX, sorted(modules)

@@ -34,7 +34,7 @@ class Box:
 
 @dataclass
 class Real:
-    """What `Box` would be as a data class."""
+    """`Box` as a real data class."""
 
     MAKER: ClassVar[str] = "somebody"
     name: str
@@ -46,7 +46,7 @@ class Real:
 
 @dataclass
 class Chest(Box):
-    """A data class below one of ours."""
+    """A real data class that is derived from a lazy one."""
 
     lock: str = "none"
     keys: list[int] = field(default_factory=list)

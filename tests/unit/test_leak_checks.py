@@ -1,4 +1,4 @@
-"""The checks of `tests/conftest.py` see a leak of each kind, and nothing where there is none."""
+"""The checks of `tests/conftest.py` find a leak of each kind, and report nothing if there is no leak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console: what is shown, and that printing never blocks anything."""
+"""The console: which messages it shows, and that printing never blocks the program."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_levels_choose_what_is_shown(
         assert capsys.readouterr().err == "[holdfast] a line\n" * shown
 
 
-def test_only_a_level_that_torchrun_does_not_know_is_warned_about(
+def test_only_unknown_log_levels_cause_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for level in ("", "debug", "Warn", "CRITICAL", "NOTSET"):
@@ -68,7 +68,7 @@ def test_console_line_has_no_control_characters(
 
 
 def test_full_console_does_not_block() -> None:
-    """A pipe that nobody reads: lines are dropped, and the program goes on to its end."""
+    """No process reads the pipe: lines are dropped, and the program continues to its end."""
     read, write = os.pipe()
     os.write(write, bytes(fcntl.fcntl(write, fcntl.F_GETPIPE_SZ)))
     program = "from holdfast import console; [console.error('lost') for _ in range(3)]; print('on')"
@@ -83,7 +83,7 @@ def test_full_console_does_not_block() -> None:
 @pytest.mark.parametrize("letter", ["x", "\N{GRINNING FACE}"])
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_line_longer_than_the_free_buffer_does_not_block(letter: str, encoding: str) -> None:
-    """What is written after it begins a line of its own."""
+    """The next message begins on a new line."""
     read, write = os.pipe()
     size = fcntl.fcntl(write, fcntl.F_GETPIPE_SZ)
     os.write(write, bytes(size - 8192))
@@ -128,7 +128,7 @@ def test_exception_is_described_in_one_line() -> None:
 def test_lost_coordinator_is_reported_until_it_reconnects(
     on_lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What happened, what still runs, how long it is waited for, and what helps."""
+    """The messages name the loss, the state of the workers, the remaining time, and a remedy."""
     lines: list[str] = []
     monkeypatch.setattr(console, "notice", lines.append)
     timeouts = SessionTimeouts(away_s=60.0, needs_answers=on_lost == "stop")

@@ -1,4 +1,4 @@
-"""Whatever others say, a console is not obeyed by it."""
+"""Text from other processes cannot control the console."""
 
 from __future__ import annotations
 

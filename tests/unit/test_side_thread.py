@@ -1,4 +1,4 @@
-"""Calls that may hang, made beside whoever must not."""
+"""Calls that may hang run in a side thread, so that the caller does not hang."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_every_module_has_a_docstring() -> None:
     assert not silent, "no module docstring"
 
 
-def test_no_name_has_an_empty_word() -> None:
+def test_no_name_has_a_meaningless_word() -> None:
     found = [
         f"{name_of(path)}: {name}"
         for path in SOURCES
@@ -70,7 +70,7 @@ def test_no_name_has_an_empty_word() -> None:
         for name in names_in(path)
         if words_of(name) & EMPTY_WORDS
     ]
-    assert not found, "names with an empty word in them"
+    assert not found, "names with a meaningless word"
 
 
 def test_a_file_name_occurs_once() -> None:

@@ -45,7 +45,7 @@ def run(program: str, **environment: str) -> str:
     return done.stdout
 
 
-# What it tells.
+# Reports.
 
 
 def test_heartbeat_reaches_the_agent(page: WorkerPage) -> None:
@@ -113,7 +113,7 @@ def test_section_without_a_slot_does_not_affect_others(page: WorkerPage) -> None
     assert page.read().sections == ()
 
 
-# Whom it counts.
+# Processes and threads.
 
 
 def test_calls_of_a_forked_child_have_no_effect(page: WorkerPage) -> None:
@@ -138,7 +138,7 @@ def test_page_belongs_to_one_process_at_a_time(page: WorkerPage) -> None:
     script = "import os; from holdfast import worker; worker.progress({}); print(os.getpid())"
     first = int(run(script.format(1)))
     assert (page.read().pid, page.read().step) == (first, 1)
-    second = int(run(script.format(2)))  # The first has ended.
+    second = int(run(script.format(2)))  # The first process has exited.
     assert (page.read().pid, page.read().step) == (second, 2)
     worker.progress(3)
     run(script.format(4))
@@ -146,7 +146,7 @@ def test_page_belongs_to_one_process_at_a_time(page: WorkerPage) -> None:
 
 
 class CountedLock:
-    """A lock that tells who comes to it."""
+    """A lock that counts the threads that try to acquire it."""
 
     def __init__(self) -> None:
         self.came = threading.Semaphore(0)
@@ -166,7 +166,7 @@ def test_threads_that_call_first_at_the_same_time_get_one_page(
     lock, claim, claims = CountedLock(), worker._claim, []
 
     def claim_slowly() -> worker._Page | None:
-        for _ in range(2):  # Both have come to the lock by now.
+        for _ in range(2):  # Both threads have tried to acquire the lock.
             assert lock.came.acquire(timeout=20)
         claims.append(claim())
         return claims[-1]
@@ -182,7 +182,7 @@ def test_threads_that_call_first_at_the_same_time_get_one_page(
     assert page.read().step == 5
 
 
-# Where there is no agent.
+# Without an agent.
 
 
 def test_outside_holdfast_every_call_does_nothing() -> None:
@@ -217,7 +217,7 @@ def test_worker_module_imports_no_heavy_module() -> None:
     }  # fmt: skip
 
 
-# How it requests a scan.
+# Requests for a check.
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPag
 
 def test_worker_wakes_the_agent_only_if_its_next_check_is_too_late(pages: WorkerPages) -> None:
     worker.heartbeat()
-    assert pages._take_notice()  # The first call of all is worth knowing.
+    assert pages._take_notice()  # The first call of a process always wakes the agent.
     worker.progress(1)
     with worker.section("without a timeout"):
         assert not pages._take_notice()
@@ -271,7 +271,7 @@ def test_worker_can_wake_the_agent_after_the_folder_was_removed(pages: WorkerPag
     with worker.section("short", timeout=60):
         assert pages._take_notice()
         assert [one.name for one in pages.progress(0).sections] == ["short"]
-    # A program may close what it does not know, and have another file there.
+    # A program may close the descriptor, and reuse its number for another file.
     assert worker._page is not None
     assert worker._page.notice is not None
     kept = worker._page.notice[0]
@@ -280,7 +280,7 @@ def test_worker_can_wake_the_agent_after_the_folder_was_removed(pages: WorkerPag
         assert worker._page._kept() == -1
         os.close(kept)
         assert worker._page._kept() == -1
-    with worker.section("nobody hears of it", timeout=1):
+    with worker.section("without a descriptor", timeout=1):
         assert not pages._take_notice()
 
 
@@ -294,7 +294,7 @@ def test_forked_child_closes_the_page(pages: WorkerPages) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-# What it learns.
+# Information about the job.
 
 
 def test_worker_info_has_ranks_and_the_previous_outcome(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ examples:
         _RUNNING,
         function="print_logs",
         operands="[JOB]",
-        flags=("follow", "rank", "node", "tail", "grep", "no-prefix"),
+        flags=("follow", "rank", "node", "tail", "grep", "no-prefix", "raw"),
         description=f"""\
 Show the log files of workers (--redirects, --tee), of any rank on any node.
 {_DEFAULT_JOB}""",

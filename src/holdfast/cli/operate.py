@@ -74,6 +74,10 @@ FLAGS: dict[str, tuple[list[str], dict[str, Any]]] = {
         ["--no-prefix", "--no_prefix"],
         {"action": "store_true", "help": "omit the rank of each line"},
     ),
+    "raw": (
+        ["--raw"],
+        {"action": "store_true", "help": "do not escape control sequences on a terminal"},
+    ),
     "reason": (
         ["--reason"],
         {"default": "", "metavar": "TEXT", "help": "the reason, shown on all nodes"},
@@ -292,7 +296,10 @@ async def print_logs(args: argparse.Namespace) -> None:
     if args.tail < -1:
         raise UsageError(f"--tail: {args.tail} is not a number of lines; accepted: 0 or more")
     wanted = LogsQuery(ranks=ranks, tail=args.tail, follow=args.follow, grep=args.grep)
-    printer = tables.LogPrinter(prefixed=not args.no_prefix, coloured=sys.stdout.isatty())
+    is_terminal = sys.stdout.isatty()
+    printer = tables.LogPrinter(
+        prefixed=not args.no_prefix, coloured=is_terminal, escaped=is_terminal and not args.raw
+    )
     async with await connect(args) as client:
         on_problem = lambda line: _print_problems("logs", [line])  # noqa: E731
         await follow_logs(client, wanted, args.node, printer.show, on_problem)

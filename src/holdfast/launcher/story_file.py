@@ -6,8 +6,9 @@ One line per step, its fields separated by tabs::
 
 `STEP` is `node/machine#number`. `CAUSE` is the step that led to this one, or the message that did
 (`n1/status#5`, `n1/view#2.7`). The effects of the step that sent a message list that message, so a failure
-can be traced across all nodes. One write appends one line, so several agents can share a file. There are no
-times: the clocks of hosts differ, and `holdfast story` orders steps by their causes.
+can be traced across all nodes. One write appends one line, so several agents can share a file. Only its
+owner can read it: errors of workers may contain secrets. There are no times: the clocks of hosts differ, and
+`holdfast story` orders steps by their causes.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class StoryFile:
     def __init__(self, path: str, *, source: str) -> None:
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._fd = os.dup(2) if path == STDERR else os.open(path, flags, 0o644)
+            self._fd = os.dup(2) if path == STDERR else os.open(path, flags, 0o600)
         except OSError as problem:
             raise UsageError(
                 f"{source}: cannot write {path!r}: {problem.strerror}; accepted: a file, or "

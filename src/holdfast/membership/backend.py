@@ -76,7 +76,7 @@ class BackendControl(ControlAccess):
         return self._membership.summary()
 
     def contacts(self) -> Contacts:
-        """Return how clients reach the agents, from the shared state."""
+        """Return the contacts of the agents, from the shared state."""
         return self._membership.contacts()
 
 
@@ -153,7 +153,7 @@ class BackendMembership(ThreadedMembership):
         return self._run_in_loop(read(), 0.0)
 
     def contacts(self) -> Contacts:
-        """Return how clients reach the agents, from the shared state."""
+        """Return the contacts of the agents, from the shared state."""
 
         async def read() -> Contacts:
             rounds = self._driver.session.rounds if self._driver is not None else None

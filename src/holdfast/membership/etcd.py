@@ -105,7 +105,7 @@ class EtcdControl(ControlAccess):
         return self._membership.summary()
 
     def contacts(self) -> Contacts:
-        """Return how clients reach the agents, from the agents' records."""
+        """Return the contacts of the agents, from their records."""
         return self._membership.contacts()
 
 
@@ -175,7 +175,7 @@ class EtcdMembership(ThreadedMembership):
             return read_job(client, self.run_id, self.prefix)[0]
 
     def contacts(self) -> Contacts:
-        """Return how clients reach the agents, from the agents' records."""
+        """Return the contacts of the agents, from their records."""
         with EtcdClient(self.etcd) as client:
             return self.credentials.contacts(read_ports(client, self.run_id, self.prefix))
 

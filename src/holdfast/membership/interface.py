@@ -154,7 +154,7 @@ class ControlAccess:
         return None
 
     def contacts(self) -> Contacts:
-        """Return how clients reach the job's agents; may block."""
+        """Return the contacts of the job's agents; may block."""
         return Contacts()
 
 

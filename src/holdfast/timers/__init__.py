@@ -1,1 +1,1 @@
-"""Watchdog timers: a worker sets a deadline, and is killed if it misses it."""
+"""Watchdog timers: a worker that misses its own deadline is killed."""

@@ -95,7 +95,7 @@ def clear_path(path: str) -> None:
     if found.st_uid != os.geteuid():
         raise _unusable(path, "the pipe belongs to another user")
     if _is_read(path):
-        raise _unusable(path, "another agent reads the pipe")
+        raise _unusable(path, "another agent is reading the pipe")
     os.unlink(path)
 
 

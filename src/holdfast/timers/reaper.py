@@ -44,7 +44,7 @@ SCOPES_NAMED_MAX = 3
 REPORT_ROUNDS_MAX = 4
 """How often to search for more late workers before the first is signalled."""
 DUMPS_AT_ONCE = 8
-"""Concurrent dumps, to show workers that wait for each other at the same moment."""
+"""Concurrent dumps, so that the stacks of workers that wait for each other are from the same moment."""
 
 
 def send_signal(pid: int, signum: int) -> None:
@@ -124,7 +124,7 @@ class Reaper:
         self._dump_all([*late])
 
     def send(self, pid: int, signum: int, requests: Sequence[FileTimerRequest]) -> bool:
-        """Send the signal of one of its timers to a process; return False if that failed."""
+        """Send a process the signal of one of its timers; return False if that failed."""
         if not self._is_alive(pid):
             return True
         if not self.kill(pid, signum):

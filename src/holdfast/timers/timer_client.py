@@ -47,7 +47,7 @@ _scopes_in_use: dict[tuple[int, str], object] = {}
 
 
 def configure(timer_client: TimerClient) -> None:
-    """Set the client for all `expires` blocks of this process that are not given another one."""
+    """Set the client for all `expires` blocks of this process that have no client of their own."""
     global _configured  # noqa: PLW0603 (one for the process, as in TorchElastic)
     _configured = timer_client
 
@@ -55,7 +55,7 @@ def configure(timer_client: TimerClient) -> None:
 def expires(
     after: float, scope: str | None = None, client: TimerClient | None = None
 ) -> ExpiringBlock:
-    """Return a context that has this process killed if the block takes longer than `after` seconds.
+    """Return a context manager with a timer: if the block takes longer than `after` seconds, this process is killed.
 
     It is also a decorator: every call of the function then has a timer.
     """
@@ -66,7 +66,7 @@ def expires(
 
 
 class ExpiringBlock:
-    """One block with a timer. Any thread may enter it again, also before it is left."""
+    """One block with a timer. Any thread may enter it again, even before it is left."""
 
     def __init__(self, after: float, scope: str, client: TimerClient | None) -> None:
         self._after = after

@@ -91,7 +91,7 @@ class FileTimerRequest(TimerRequest):
 
 
 LINE_BYTES_MAX = 4096
-"""The limit of a line with its newline: what the kernel writes in one piece (PIPE_BUF)."""
+"""The limit of a line with its newline: as much as the kernel writes in one piece (PIPE_BUF)."""
 
 SIGNAL_MAX = 64
 SHOWN_BYTES_MAX = 80
@@ -99,7 +99,7 @@ START = b'{"version"'
 
 
 class InvalidRequest(ValueError):
-    """Why a line is not a request, in a few words."""
+    """A line is not a request; the text gives the reason in a few words."""
 
 
 class LineSplitter:

@@ -180,7 +180,7 @@ class FileTimerServer:
 
     @staticmethod
     def is_process_running(pid: int) -> bool:
-        """Whether there is a process of that number."""
+        """Whether there is a process with that pid."""
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
@@ -210,7 +210,7 @@ class FileTimerServer:
     def get_last_progress_time(self) -> int:
         """Return when this server was last known to work: now, unless it is behind.
 
-        A server without work sleeps, which is no sign of a problem.
+        A server without work sleeps, which is not a problem.
         """
         return int(self._last_check if self._is_behind() else time.time())
 
@@ -272,7 +272,7 @@ class FileTimerServer:
 
 
 FAULT_PAUSE_S, FAULT_PAUSE_S_MAX = 0.1, 10.0
-"""How much longer it waits after each consecutive failure, and the longest wait."""
+"""The thread waits this much longer after each consecutive failure, up to the maximum."""
 
 
 class ServerThread:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from holdfast.control.history import goodput_of, state_of
+from holdfast.views.terminal_text import TerminalText
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,15 +74,24 @@ def agent_row(agent: Here) -> dict[str, Any]:
 
 
 class LogPrinter:
-    """Prints lines of many ranks, each prefixed with its rank."""
+    """Prints lines of many ranks, each prefixed with its rank.
 
-    def __init__(self, *, prefixed: bool, coloured: bool) -> None:
-        self._prefixed, self._coloured = prefixed, coloured
+    With `escaped`, workers' control sequences other than colours are escaped: a terminal would obey them.
+    """
+
+    def __init__(self, *, prefixed: bool, coloured: bool, escaped: bool) -> None:
+        self._prefixed, self._coloured, self._escaped = prefixed, coloured, escaped
+        self._texts: dict[tuple[int, str], TerminalText] = {}
         self._whose: tuple[int, str] | None = None  # The source of a line that is not complete yet.
 
     def show(self, lines: LogLines) -> None:
         text = lines.text
         whose = (lines.rank, lines.stream)
+        if self._escaped:
+            text = self._texts.setdefault(whose, TerminalText()).add(text).encode()
+        if not text:
+            return
+        is_whole = text.endswith(b"\n")
         if self._prefixed:
             mark = b"[%d] " % lines.rank
             if self._coloured:
@@ -89,10 +99,10 @@ class LogPrinter:
                 mark = b"\x1b[%dm%b\x1b[0m" % (colour, mark)
             begun = b"" if self._whose == whose else mark
             body = text.removesuffix(b"\n").replace(b"\n", b"\n" + mark)
-            text = begun + body + (b"\n" if text.endswith(b"\n") else b"")
+            text = begun + body + (b"\n" if is_whole else b"")
         if self._whose not in (None, whose):
             text = b"\n" + text
-        self._whose = None if lines.text.endswith(b"\n") else whose
+        self._whose = None if is_whole else whose
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
 

@@ -5,7 +5,7 @@ incomplete frame, and checks the length in its header before it waits for the bo
 
 **Seals.** After a handshake with a token, no attacker in the middle can change the traffic. Each direction of a
 connection has its own key. A sealed frame is the frame followed by a tag over it and all frames before it. The
-receiver detects a frame that was changed, dropped, repeated, reordered, or sent back or over another connection.
+receiver detects a frame that was changed, dropped, repeated, reordered, sent back, or sent over another connection.
 Every later tag fails too, and the connection ends. The content is not encrypted: use TLS for that. The length
 of a frame does not include its tag, so sealing only appends: the reading side knows from its handshake which
 frames are sealed (`FrameReader.tag_bytes`).
@@ -178,7 +178,7 @@ class Seal:
         self._sent = blake2b(digest_size=TAG_BYTES, key=key)
 
     def seal(self, frame: bytes) -> bytes:
-        """Return the next frame to send, sealed; `frame` is what `encode_frame` returns."""
+        """Return the next frame to send, sealed; `frame` is a result of `encode_frame`."""
         sent = self._sent
         sent.update(frame)
         return frame + sent.digest()

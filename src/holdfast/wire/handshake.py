@@ -281,7 +281,9 @@ class ServerHandshake(_Handshake):
         message = decode_handshake(body)
         match message:
             case Goodbye():
-                raise HandshakeRefused(f"the client left: {one_line(message.why, WHY_CHARS_MAX)}")
+                raise HandshakeRefused(
+                    f"the client closed the connection: {one_line(message.why, WHY_CHARS_MAX)}"
+                )
             case Hello() if self._hello is None:
                 return self._challenge(message, body)
             case Proof() if self._hello is not None:

@@ -225,7 +225,7 @@ class StoreResult(msgspec.Struct, frozen=True, kw_only=True, tag="store_result")
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
-    """An operator's query to a coordinator or an agent, also when one forwards it to the other."""
+    """An operator's query to a coordinator or an agent. A coordinator forwards a query to a node unchanged."""
 
     id: Count
     """The id of all replies, and of later messages about the query (`MORE`, `CANCEL`)."""
@@ -241,7 +241,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
 
     id: Count
     refusal: Name = ""
-    """The value of a `core.protocol.RequestRefusal`, or an empty text."""
+    """The value of a `core.protocol.RequestRefusal`, or an empty string."""
     why: Why = ""
     body: Annotated[bytes, Meta(max_length=limits.STATUS_FRAME_BYTES_MAX)] = b""
     last: bool = True
@@ -282,7 +282,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventKind(Enum):
-    """What an `EventRecord` is about."""
+    """The subject of an `EventRecord`."""
 
     JOB_CHANGED = "job-changed"
     """The coordinator changed the round, the generation or a node."""
@@ -328,16 +328,16 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     elapsed_s: Seconds = 0.0
     """How long its run has lasted."""
     standby_s: Seconds = 0.0
-    """How much of that it was a standby."""
+    """How much of that time it was a standby."""
     useful_s: Seconds = 0.0
-    """How much of that was useful: see `control.history`."""
+    """How much of that time was useful: see `control.history`."""
     counts_steps: bool = False
     """Whether its workers report steps; if not, `useful_s` is only an upper bound."""
     workers: Annotated[list[WorkerReport], Meta(max_length=limits.WORKERS_REPORTED_MAX)] = []
     events: Annotated[list[EventRecord], Meta(max_length=limits.EVENTS_MAX)] = []
 
 
-# The state of jobs, for a person.
+# The state of jobs, for display.
 
 
 class NodeSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -491,7 +491,7 @@ class Here(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Contact(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach the agent of a node at its control port."""
+    """The address and the key of the control port of a node's agent."""
 
     node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)]
     address: Name = ""
@@ -504,7 +504,7 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Contacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach agents of a job. If the leader is among them, it is the first."""
+    """The contacts of a job's agents. If the leader is among them, it is the first."""
 
     contacts: Annotated[list[Contact], Meta(max_length=limits.SUMMARIES_MAX)] = []
     pem: Annotated[list[Annotated[bytes, Meta(max_length=PEM_BYTES_MAX)]], Meta(max_length=3)] = []
@@ -554,7 +554,7 @@ class LogsQuery(msgspec.Struct, frozen=True, kw_only=True):
     tail: Annotated[int, Meta(ge=-1, le=TAIL_LINES_MAX)] = -1
     """The number of last lines of each file to start with; negative for all lines."""
     follow: bool = False
-    """Continue with new output, also after restarts."""
+    """Continue with new output, even after restarts."""
     grep: Annotated[str, Meta(max_length=GREP_CHARS_MAX)] = ""
     """Only lines that contain this text."""
     room: Annotated[int, Meta(ge=0, le=WINDOW_BYTES)] = 0

@@ -1,4 +1,4 @@
-"""Recognizes other protocols by their first bytes, for an error message that says what to change.
+"""Recognizes other protocols by their first bytes, for an error message that names the setting to change.
 
 The first frame is short (`HANDSHAKE_FRAME_BYTES_MAX`), so Holdfast's connections begin with two zero bytes.
 The messages name the protocols that reach a wrong port in practice: TLS, HTTP, torch's store, SSH.

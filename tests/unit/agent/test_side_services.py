@@ -71,15 +71,15 @@ def test_failure_modules_are_imported_once_after_a_second(
     assert made.next_deadline(None) is None
 
 
-# Modules that loaded modules may import later, but not for a failure: they depend on the settings.
+# Modules that may be imported late, but not because of a failure: the settings determine their use.
 NOT_FOR_FAILURES = {
     "holdfast.agent.coordinated_job",
     "holdfast.control.node_server",  # For control clients.
     "holdfast.agent.blocked_workers",
-    "holdfast.coordinator",  # Is in use with the rendezvous that needs it.
+    "holdfast.coordinator",  # Already imported if the rendezvous uses it.
     "holdfast.core",
     "holdfast.launcher",
-    "holdfast.net.addresses",  # Are in use with other nodes.
+    "holdfast.net.addresses",  # This and the next: already imported if there are other nodes.
     "holdfast.net.endpoints",
     "holdfast.numa.binding",
     "holdfast.observe.events.destinations",
@@ -89,7 +89,7 @@ NOT_FOR_FAILURES = {
     "holdfast.processes.workers.function_workers",
     "holdfast.processes.zygote",
     "holdfast.rendezvous",
-    "holdfast.store.tcp.forwarding",  # This, the next and the last are in use with other nodes.
+    "holdfast.store.tcp.forwarding",  # This, the next and the last: as above.
     "holdfast.store.tcp.attestation",
     "holdfast.timers.timer_server",
     "holdfast.wire",

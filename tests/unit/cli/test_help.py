@@ -217,9 +217,7 @@ this --rdzv-id that | --rdzv-id: 'that' conflicts with JOB 'this'; accepted: one
 
 
 @pytest.mark.parametrize("case", DASHBOARD_MISTAKES.splitlines())
-def test_mistakes_with_dashboards_get_one_line(
-    case: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dashboard_errors_are_one_line(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     words, _, line = case.partition(" | ")
     assert main.dispatch(["dashboard", *words.split()]) == 2
     assert capsys.readouterr() == ("", f"holdfast dashboard: error: {line}\n")
@@ -251,7 +249,7 @@ completion csh | holdfast completion: error: SHELL: 'csh' is not known; accepted
 
 
 @pytest.mark.parametrize("case", OTHER_MISTAKES.splitlines())
-def test_mistakes_with_other_commands_get_one_line(
+def test_errors_of_other_commands_are_one_line(
     case: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words, _, line = case.partition(" | ")
@@ -260,7 +258,7 @@ def test_mistakes_with_other_commands_get_one_line(
 
 
 @pytest.mark.parametrize("case", REPORT_MISTAKES.splitlines())
-def test_mistakes_with_reports_get_one_line(
+def test_report_errors_are_one_line(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()

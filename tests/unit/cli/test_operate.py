@@ -103,10 +103,29 @@ def test_equal_stacks_are_one_group() -> None:
 
 
 def test_lines_of_ranks_are_not_mixed(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    printer = tables.LogPrinter(prefixed=True, coloured=False)
+    printer = tables.LogPrinter(prefixed=True, coloured=False, escaped=False)
     for rank, text in ((0, b"a\nb"), (1, b"c\n"), (0, b"d\ne\n")):
         printer.show(LogLines(rank=rank, text=text))
     assert capfdbinary.readouterr().out == b"[0] a\n[0] b\n[1] c\n[0] d\n[0] e\n"
+
+
+def test_workers_cannot_control_the_terminal_of_an_operator(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    printer = tables.LogPrinter(prefixed=True, coloured=False, escaped=True)
+    chunks = (
+        b"\x1b]52;c;ZXZpbA==\x07\x1b[2J",  # Fills the clipboard, clears the screen.
+        b"\x1b[1;31mred\x1b",  # The next chunk completes the sequence.
+        b"[0m plain\r\n",
+        b"50%\r[1] forged \xe2\x80",
+        b"\xae\xff\n",
+    )
+    for chunk in chunks:
+        printer.show(LogLines(rank=0, text=chunk))
+    assert capfdbinary.readouterr().out == (
+        b"[0] \\x1b]52;c;ZXZpbA==\\x07\\x1b[2J\x1b[1;31mred\x1b[0m\x1b[0m plain\x1b[0m\n"
+        b"[0] 50%\n[0] [1] forged \\u202e\\xff\n"
+    )
 
 
 def test_completion_knows_every_command_and_flag() -> None:

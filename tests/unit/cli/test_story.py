@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -95,6 +96,7 @@ def test_machines_write_steps_while_story_file_is_entered(
         other.record(1.0, None, Event(), [], cause=one.last)
     one.record(2.0, None, Event(), [])
     assert steps(capsys, path) == ["n1/supervision#2", "n1/session#1"]
+    assert os.stat(path).st_mode & 0o777 == 0o600  # Errors of workers may contain secrets.
 
 
 def test_story_output_has_no_control_characters(

@@ -128,7 +128,7 @@ async def test_reader_of_logs_makes_room_for_more_once_half_is_read() -> None:
 
 
 class Followed:
-    """The client of a job whose nodes change once; then its state is not readable for a reason of our own."""
+    """A client of a job whose nodes change once. After that, a query of the job's state raises an exception."""
 
     node = "a"
 

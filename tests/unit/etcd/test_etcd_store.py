@@ -199,7 +199,7 @@ def watchers(etcd: Etcd) -> int:
         for line in answer.read().decode().splitlines():
             if line.startswith("etcd_debugging_mvcc_watcher_total "):
                 return int(line.split()[1])
-    raise AssertionError("it does not say")
+    raise AssertionError("etcd has no metric of its watches")
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -404,7 +404,7 @@ def test_store_can_be_collected_during_another_stores_write(etcd: Etcd) -> None:
         writing = threading.Thread(target=kept.current, daemon=True)
         writing.start()
         writing.join(PATIENCE_S)
-        assert not writing.is_alive(), "it waits for itself"
+        assert not writing.is_alive(), "the collection of the store deadlocks"
         lease = kept.current()
         kept.release()
         kept.join()

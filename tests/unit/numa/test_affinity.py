@@ -39,7 +39,7 @@ def test_core_id_is_its_lowest_thread_even_if_unusable() -> None:
 
 
 def test_node_without_usable_cpus_does_not_affect_other_nodes() -> None:
-    """Memory that is a node of its own, as some machines have it, or a part kept from us."""
+    """Some machines have a NUMA node that is only memory; a container may allow no CPU of a node."""
     whole = machine_of(FOUR_NODES)
     machine = Machine((*whole.nodes, NumaNode(4, ())), whole.gpus)
     assert format_ranges(cpus_of(machine, "socket", 0, range(16, 128))) == "16-31,64-95"

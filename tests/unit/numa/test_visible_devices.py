@@ -22,7 +22,7 @@ def test_variables_of_other_vendors_are_narrowed_only_if_set(name: str) -> None:
 
 
 def test_hip_and_cuda_variables_name_the_same_device() -> None:
-    """HIP's counts where both are set, so that narrowing CUDA's alone would show all devices."""
+    """If both are set, HIP reads its own. If only CUDA's were narrowed, workers would see all devices."""
     assert one_device_each({"HIP_VISIBLE_DEVICES": "6,7"}, 1) == {
         "HIP_VISIBLE_DEVICES": "7", "CUDA_VISIBLE_DEVICES": "7",
     }  # fmt: skip
@@ -31,7 +31,7 @@ def test_hip_and_cuda_variables_name_the_same_device() -> None:
 
 
 def test_rocr_visible_devices_is_not_changed() -> None:
-    """HIP's numbers count within it: narrowing both would leave most workers without a device."""
+    """HIP numbers the devices within it. If both were narrowed, most workers would have no device."""
     assert one_device_each({"ROCR_VISIBLE_DEVICES": "4,5"}, 1) == {"CUDA_VISIBLE_DEVICES": "1"}
 
 
@@ -55,7 +55,7 @@ def test_worker_without_a_device_is_an_error(name: str) -> None:
         ("1,7,0", [1]),  # CUDA reads no further.
         ("GPU-b,0", [1, 0]),
         ("GPU-a1", [0]),
-        ("GPU-a", []),  # The beginning of two names.
+        ("GPU-a", []),  # Ambiguous: two names begin with it.
         ("GPU-x,0", []),
     ],
 )

@@ -108,7 +108,7 @@ def until(
         seen += [
             context._exits[event.local_rank] for event in events if isinstance(event, WorkerExited)
         ]
-        assert done() or time.monotonic() < give_up_at, "nothing happened"
+        assert done() or time.monotonic() < give_up_at, "no event arrived"
     return seen
 
 

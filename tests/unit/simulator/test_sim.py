@@ -69,7 +69,7 @@ def test_stopped_process_receives_its_messages_on_resume_and_then_its_timer(worl
     assert one.seen == [("first", 9.0), ("second", 9.0), ("tick", 9.0)]
 
 
-def test_messages_keep_their_order_unless_conditions_are_rough(world: World) -> None:
+def test_messages_keep_their_order_on_a_healthy_network_only(world: World) -> None:
     _, link, arrived = linked(world)
     for seq in range(50):
         world.network.send_down(link, ack(seq))

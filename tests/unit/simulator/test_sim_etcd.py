@@ -56,7 +56,7 @@ def test_keepalive_extends_a_lease() -> None:
     assert etcd.next_expiry() == 8.0
     etcd.expire(7.9)
     do(etcd, Put(b"a", b"", lease))
-    assert etcd.perform(8.0, KeepAlive(lease)) == KeptAlive(0), "its time is over"
+    assert etcd.perform(8.0, KeepAlive(lease)) == KeptAlive(0), "the lease has expired"
     assert read(etcd, b"a") == ()
 
 

@@ -92,7 +92,7 @@ class Scene:
         return self.send_request(Put(KEY, value))
 
     def change(self, values: Iterable[bytes] = (b"",)) -> None:
-        """Let somebody else, who is near, write."""
+        """Write as another client, without network delay."""
         for value in values:
             self.etcd.perform(self.world.now, Txn(success=(Put(KEY, value),)))
 
@@ -121,7 +121,7 @@ def test_etcd_returns_with_its_data_and_leases_get_their_full_time(scene: Scene)
     scene.pass_s(4.0)
     scene.network.stop()
     scene.pass_s(10.0)
-    assert scene.etcd.revision == 2, "no lease ends while nobody looks"
+    assert scene.etcd.revision == 2, "no lease expires while etcd is down"
     scene.network.restart()
     scene.pass_s(5.0 + ELECTION_S - 0.01)
     assert scene.stored
@@ -129,11 +129,11 @@ def test_etcd_returns_with_its_data_and_leases_get_their_full_time(scene: Scene)
     assert not scene.stored
 
 
-# All of it.
+# Calls and watches during faults.
 
 
 def trouble(seed: int) -> tuple[list[tuple[int, Answer]], list[int], list[float], int]:
-    """Go through calls and a watch in bad weather; a watch that ends begins again."""
+    """Make calls and keep a watch during network faults; start a watch again after it ends."""
     scene = Scene(seed)
     agent, network, rng = scene.agent, scene.network, seeded(seed)
     scene.world.network.conditions = NetworkConditions(loss=0.1, jitter_s=2.5)
@@ -168,7 +168,7 @@ def trouble(seed: int) -> tuple[list[tuple[int, Answer]], list[int], list[float]
         scene.watch(watches, max([1, *agent.revisions]) + 1)
     seen = [change.mod_revision for _, _, changes in agent.changes for change in changes]
     assert watches > 3
-    assert seen == list(range(2, scene.etcd.revision + 1)), "all of it, once, and in order"
+    assert seen == list(range(2, scene.etcd.revision + 1)), "every change once, and in order"
     return agent.answers, agent.revisions, agent.told_at, scene.etcd.revision
 
 
@@ -177,5 +177,5 @@ def test_every_call_is_answered_once_and_no_change_is_missed(seed: int) -> None:
     answers, revisions, told_at, revision = trouble(seed)
     assert sorted(number for number, _ in answers) == list(range(1, 301))
     done = [one.revision for _, one in answers if isinstance(one, TxnDone)]
-    assert len(set(done)) == len(done) < revision - 1, "some were done and nobody knows"
-    assert trouble(seed) == (answers, revisions, told_at, revision), "the seed decides it all"
+    assert len(set(done)) == len(done) < revision - 1, "some calls were executed without a response"
+    assert trouble(seed) == (answers, revisions, told_at, revision), "the seed determines the run"

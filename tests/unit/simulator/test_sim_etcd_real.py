@@ -1,7 +1,7 @@
-"""The simulator's etcd and a real one are given the same requests and give the same answers.
+"""The simulator's etcd and a real one return the same answers to the same requests.
 
-Lease ids differ, which `Both` hides, and so do the words of a problem. All else is compared: each
-answer, and what watches say from any revision on.
+Lease ids (which `RealAndSimulated` translates) and the wording of problems differ. Everything else
+is compared: each answer, and the changes that a watch reports from any revision on.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from real_etcd import Etcd
 
 PATIENCE_S = 30.0
-NO_LEASE = 77  # Neither of them has granted it.
+NO_LEASE = 77  # Neither etcd has granted it.
 KEYS = (b"a", b"a/1", b"a/2", b"a/2/x", b"b", b"b\xff", b"c")
 RANGES = (
     *((key, b"") for key in KEYS),
@@ -73,7 +73,7 @@ class RealAndSimulated:
         self.client = client
         self.start = client.txn(Txn(success=(Delete(b"\0", b"\0"),))).revision + 1
         self.sim = SimEtcd(revision=self.start - 1)
-        self.leases: dict[int, int] = {}  # The simulated one's, and the real one's.
+        self.leases: dict[int, int] = {}  # Ids of the real leases, by those of the simulated ones.
 
     def perform_on_both(self, request: Request) -> Answer:
         """Send a request to both; fail unless the answers agree, and return the answer."""
@@ -146,7 +146,7 @@ class RealAndSimulated:
         assert real == simulated
 
     def watched(self, key: bytes, end: bytes, start: int, last: Change) -> list[Change]:
-        """Return the real etcd's changes up to this one."""
+        """Return the real etcd's changes up to `last`."""
         real: list[Change] = []
         with self.client.watch(key, end, start) as watch:
             while not real or real[-1].mod_revision < last.mod_revision:
@@ -162,13 +162,13 @@ def both(etcd: Etcd) -> Iterator[RealAndSimulated]:
 
 
 class RandomRequests:
-    """Draws requests that are likely to meet what is stored."""
+    """Draws requests that often concern stored keys and existing leases."""
 
     def __init__(self, sim: SimEtcd, rng: Random) -> None:
         self._sim = sim
         self._rng = rng
         self.leases = [NO_LEASE]
-        """All there were, also those that ended."""
+        """All granted leases, including those that ended."""
 
     def request(self) -> Request:
         rng = self._rng
@@ -182,14 +182,14 @@ class RandomRequests:
         compare = tuple(self._compare() for _ in range(rng.choice((0, 0, 1, 1, 2))))
         success = tuple(self._op() for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4))))
         failure = tuple(self._op() for _ in range(rng.choice((0, 0, 1, 2))))
-        # Without a condition the client asks for one operation by itself, and the rest is not sent.
+        # The client sends a single unconditional operation as a plain request, without `failure`.
         return Txn(compare, success, failure if compare or len(success) != 1 else ())
 
     def _op(self) -> Op:
         rng = self._rng
         kind = rng.random()
         if kind < 0.01:
-            return Get(b"")  # Which is no key.
+            return Get(b"")  # An invalid key.
         if kind < 0.5:
             lease = rng.choice(self.leases) if rng.random() < 0.3 else 0
             return Put(rng.choice(KEYS), rng.choice((b"", b"1", b"2", b"\xff\0")), lease)
@@ -199,7 +199,7 @@ class RandomRequests:
         return Delete(key, end)
 
     def _compare(self) -> Compare:
-        """Draw what holds as often as not."""
+        """Draw a condition that is true about half of the time."""
         rng = self._rng
         key, field = rng.choice(KEYS), rng.choice(list(Field))
         answer = self._sim.perform(0.0, Txn(success=(Get(key),)))
@@ -241,7 +241,7 @@ def test_simulated_etcd_responds_like_real_etcd(both: RealAndSimulated, seed: in
     problems = {one.kind for one in answers if isinstance(one, Problem)}
     assert problems == {ProblemKind.REFUSED, ProblemKind.LEASE_GONE, ProblemKind.NO_SPACE}
     assert {one.succeeded for one in done} == {False, True}
-    assert both.sim.revision - both.start > 60, "most requests have something to do"
+    assert both.sim.revision - both.start > 60, "most requests change something"
 
 
 def test_watches_after_a_compaction_match_real_etcd(both: RealAndSimulated) -> None:

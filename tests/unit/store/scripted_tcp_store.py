@@ -58,7 +58,7 @@ class Peer:
             data = self.socket.recv(1)
         except ConnectionResetError:
             return
-        assert not data, f"the client went on with {data!r}"
+        assert not data, f"the client continued with {data!r}"
 
     def expect_all(self) -> None:
         """Receive anything from the client, until it closes the connection."""

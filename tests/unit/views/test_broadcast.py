@@ -1,4 +1,4 @@
-"""What browsers get of a job's state: whole at first, then what changed; and who is too slow."""
+"""Browsers receive the whole state of a job first, then its changes; slow ones are disconnected."""
 
 from __future__ import annotations
 

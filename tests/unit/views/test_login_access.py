@@ -1,4 +1,4 @@
-"""Sessions and logins of a dashboard: how many, for how long, and how often wrong."""
+"""Sessions and logins of a dashboard: number, duration, and limits on wrong tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_session_ends_by_timeout_or_logout() -> None:
     assert second is not None
     assert access.session(SESSION_S - 1, first) is not None
     assert access.session(SESSION_S, first) is None
-    assert access.session(0.0, first) is None, "it came back"
+    assert access.session(0.0, first) is None, "an expired session is removed"
     access.log_out(second)
     assert access.session(0.0, second) is None
 

@@ -1,6 +1,8 @@
-"""What a report says of a job, by timelines whose times are known."""
+"""The content of a report, from timelines with known times."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -9,6 +11,9 @@ from holdfast.core.supervision import StopReason
 from holdfast.views.report import records
 from holdfast.views.report.model import Report, describe
 from timelines import Timeline, one_restart
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def report_of(*nodes: Timeline) -> Report:
@@ -158,3 +163,30 @@ def test_fences_distinguish_jobs_of_the_same_name() -> None:
     jobs = records.jobs_in([*old.runs(), *new.runs(), *late.runs()])
     assert sorted(len(job) for job in jobs) == [1, 2]
     assert {run.run.node for job in jobs if len(job) == 2 for run in job} == {"a", "b"}
+
+
+def test_runs_in_one_folder_are_grouped_by_job(tmp_path: Path) -> None:
+    """Two jobs share a run id, a third has another one; a standby has no generation and thus no fence."""
+
+    def run(node: str, begin: float, end: float, run_id: str, *numbers: int) -> None:
+        one = Timeline(node)
+        one.run(begin, run_id)
+        for number in numbers:
+            one.generation(number, begin + 1.0 + number, begin + 2.0 + number)
+        one.end(end)
+        one.write(tmp_path / node)
+
+    run("first", 0.0, 20.0, "nightly", 0, 1)
+    run("joins", 5.0, 20.0, "nightly", 1, 2)  # It connects `first` and `later`.
+    run("later", 5.5, 20.0, "nightly", 2)
+    run("standby", 6.0, 19.0, "nightly")
+    run("short standby", 7.0, 8.0, "nightly")
+    run("next day", 100.0, 120.0, "nightly", 7)
+    run("next standby", 110.0, 130.0, "nightly")
+    run("other", 0.0, 130.0, "other")
+    jobs = records.jobs_in(records.read([str(tmp_path)]))
+    assert [{run.run.node for run in job} for job in jobs] == [
+        {"next day", "next standby"},
+        {"first", "joins", "later", "standby", "short standby"},
+        {"other"},
+    ]

@@ -1,4 +1,4 @@
-"""The page: well-formed, alone, and safe with whatever workers have written."""
+"""The page of a report is well-formed, self-contained, and safe for any text of workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REFERRING = {"src", "href", "action", "data", "srcset", "poster", "xlink:href", 
 
 
 class Checker(HTMLParser):
-    """Notes elements that do not close, and everything that may lead elsewhere or run."""
+    """Records elements that are not closed, references, event handlers and scripts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def test_untrusted_text_is_escaped() -> None:
     page.encode()
 
 
-def test_every_kind_of_end_has_a_page() -> None:
+def test_every_outcome_has_a_page() -> None:
     for state in ("succeeded", "failed", "stopped", "error", "standby", "else"):
         node = Timeline()
         node.run()

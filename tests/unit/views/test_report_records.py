@@ -1,4 +1,4 @@
-"""Log directories as they are found: cut off, put aside, mixed up, and with traps in them."""
+"""Timelines in log directories: truncated, rotated, of several jobs, and with hostile links and paths."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_truncated_timeline_has_a_report(tmp_path: Path) -> None:
         path.write_bytes(data[:length])
         [run] = records.read([str(tmp_path)])
         records.read_other_files(run)
-        assert run.unreadable == 0, "half a line at the end is no line"
+        assert run.unreadable == 0, "an incomplete last line does not count"
         assert render(describe([run]))
 
 
-def test_unreadable_line_is_counted_and_left_out() -> None:
+def test_unreadable_line_is_counted_and_skipped() -> None:
     node = one_restart()
     node.lines[3:3] = [b"{\n", b"[]\n", b'{"kind": "new", "at": 1}\n', b'{"at": NaN}\n', b"\xff\n"]
     node.lines.insert(9, b'{"kind": "progress", "at": -5, "generation": 0}\n')
@@ -55,7 +55,7 @@ def test_rotated_file_is_read_first(tmp_path: Path) -> None:
 
 
 def test_rotated_timeline_repeats_what_later_lines_need(tmp_path: Path) -> None:
-    """A file is replaced by the next, again and again, while one generation goes on."""
+    """The file is rotated several times during one generation."""
     handler = LogDirectoryHandler(str(tmp_path), file_bytes_max=3000)
     record = TimelineRecorder(handler.record)
     record(recorded_runs.began())
@@ -100,6 +100,21 @@ def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
     assert records.read([str(inside)]) == []
 
 
+def test_log_folder_that_becomes_a_link_is_not_read(tmp_path: Path) -> None:
+    node = Timeline()
+    node.run()
+    node.generation(0, 1.0, 2.0)
+    node.write(tmp_path / "logs")
+    private = tmp_path / "private" / "1"
+    private.mkdir(parents=True)
+    (private / "stderr.log").write_text("password\n")
+    (tmp_path / "logs" / "attempt_0").symlink_to(tmp_path / "private")
+    (tmp_path / "here").symlink_to(tmp_path / "logs")  # The operator's own link is followed.
+    [run] = records.read([str(tmp_path / "here")])
+    records.read_other_files(run)
+    assert describe([run]).tails == []
+
+
 def test_report_does_not_write_through_a_symlink(tmp_path: Path) -> None:
     one_restart().write(tmp_path / "logs")
     kept = tmp_path / "kept"
@@ -109,6 +124,7 @@ def test_report_does_not_write_through_a_symlink(tmp_path: Path) -> None:
     assert kept.read_text() == "mine"
     assert main.dispatch(["report", str(tmp_path / "logs"), "--output", str(kept)]) == 0
     assert kept.read_text().startswith("<!DOCTYPE html>")
+    assert kept.stat().st_mode & 0o777 == 0o600
 
 
 def test_only_logs_of_a_killed_job_are_read(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a dashboard asks of its job besides its state."""
+"""A dashboard's queries to its job, other than for its state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Connection:
 
 
 def job(monkeypatch: pytest.MonkeyPatch, problem: ControlProblem | None = None) -> WatchedJob:
-    """Return a job whose workers have written a lot, and whose connection may break after it."""
+    """Return a job with many lines of output, whose connection may break after the last line."""
 
     async def connect() -> Any:
         return Connection()

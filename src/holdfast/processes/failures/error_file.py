@@ -260,8 +260,8 @@ def read_error_file(path: str) -> dict[str, Any]:
     return data
 
 
-def write_whole(path: str, content: bytes) -> None:
-    """Write a file atomically. Raises OSError.
+def write_whole(path: str, content: bytes, mode: int = 0o666) -> None:
+    """Write a file atomically; a new file gets this mode, less the umask. Raises OSError.
 
     A path that is not a regular file (`/dev/null`, a pipe) is written to and never replaced.
     """
@@ -279,7 +279,7 @@ def write_whole(path: str, content: bytes) -> None:
         f"{place}.{os.urandom(4).hex()}.tmp"  # Nobody can guess this name and put a link there.
     )
     try:
-        with open(beside, "xb") as file:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
         os.replace(beside, place)
     except BaseException:

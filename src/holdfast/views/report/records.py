@@ -17,6 +17,7 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
+    NamedTuple,
     Union,
     get_args,
     get_origin,
@@ -311,9 +312,9 @@ def read(
 def read_timeline(path: str, nodes: int = 1) -> list[NodeRun]:
     """Return the runs in one node's file, and in the one that was rotated before it."""
     folder = os.path.dirname(path)
-    before, _ = read_bounded(f"{path}.1", FILE_BYTES_MAX, HEAD_BYTES)
-    data, is_cut = read_bounded(path, FILE_BYTES_MAX, HEAD_BYTES)
-    lines = [*before.split(b"\n"), *data.split(b"\n")]
+    before = read_bounded(f"{path}.1", FILE_BYTES_MAX, HEAD_BYTES)
+    data, is_cut, _ = read_bounded(path, FILE_BYTES_MAX, HEAD_BYTES)
+    lines = [*before.data.split(b"\n"), *data.split(b"\n")]
     if not data.endswith(b"\n"):
         lines.pop()  # This line is incomplete: the agent is writing it, or was killed.
     runs = parse(lines, folder, nodes)
@@ -338,18 +339,15 @@ def read_other_files(run: NodeRun) -> None:
     for worker in last.started.workers:
         for stream in ("stderr", "stdout"):
             path = os.path.join(run.folder, attempt, str(worker.local_rank), f"{stream}.log")
-            try:
-                wall = os.stat(path, follow_symlinks=False).st_mtime
-            except OSError:
-                continue
-            run.last_output_wall = max(run.last_output_wall or wall, wall)
-            text, _ = read_bounded(path, TAIL_BYTES, 0)
-            if text.strip():
-                run.tails[worker.global_rank, stream] = text.decode(errors="replace")
+            found = read_bounded(path, TAIL_BYTES, 0)
+            if found.modified is not None:
+                run.last_output_wall = max(run.last_output_wall or 0.0, found.modified)
+            if found.data.strip():
+                run.tails[worker.global_rank, stream] = found.data.decode(errors="replace")
 
 
 def _final_report(path: str) -> FinalReport | None:
-    data, is_cut = read_bounded(path, REPORT_BYTES_MAX, 0)
+    data, is_cut, _ = read_bounded(path, REPORT_BYTES_MAX, 0)
     try:
         return msgspec.json.decode(data, type=FinalReport) if data and not is_cut else None
     except (ValueError, RecursionError):
@@ -363,12 +361,13 @@ def _is_alive(host: Host) -> bool:
 
 def _timelines(folder: str) -> list[str]:
     """Return the timelines in a folder and in the folders below it."""
-    if not os.path.isdir(folder):
+    place = os.path.realpath(folder)  # Links in the operator's argument are followed, no others.
+    if not os.path.isdir(place):
         raise UsageError(f"FOLDER: {folder!r} is not a folder; accepted: a log directory")
-    if not os.access(folder, os.R_OK | os.X_OK):
+    if not os.access(place, os.R_OK | os.X_OK):
         raise UsageError(f"FOLDER: {folder!r} cannot be read; accepted: a log directory of yours")
     found: list[str] = []
-    level, looked = [folder], 0
+    level, looked = [place], 0
     for _ in range(DEPTH_MAX + 1):
         below = []
         for one in level:
@@ -393,28 +392,53 @@ def _listed(folder: str) -> tuple[list[str], list[str]]:
     return sorted(files), [one.path for one in every if one.is_dir(follow_symlinks=False)]
 
 
-def read_bounded(path: str, bytes_max: int, head_bytes: int) -> tuple[bytes, bool]:
-    """Return the contents of a regular file, and whether its middle was cut out.
+class Contents(NamedTuple):
+    """The contents of a file: nothing if there is no such file."""
 
-    The contents are empty if there is no such file. A cut leaves an incomplete line.
-    """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    data: bytes = b""
+    is_cut: bool = False
+    """Whether the middle was cut out. A cut leaves an incomplete line."""
+    modified: float | None = None
+    """When the file last changed, in time of day."""
+
+
+def read_bounded(path: str, bytes_max: int, head_bytes: int) -> Contents:
+    """Return the contents of a regular file. No component of the path may be a symbolic link."""
     try:
-        fd = os.open(path, flags)
-    except OSError:
-        return b"", False
-    with open(fd, "rb", buffering=0) as file:
-        try:
+        with open(_open_without_links(path), "rb", buffering=0) as file:
+            fd = file.fileno()
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
-                return b"", False
+                return Contents()
             if found.st_size <= bytes_max:
-                return file.read(bytes_max) or b"", False
+                return Contents(file.read(bytes_max) or b"", modified=found.st_mtime)
             head = os.pread(fd, head_bytes, 0)
             tail = os.pread(fd, bytes_max - head_bytes, found.st_size - bytes_max + head_bytes)
-            return (head + b"\n" if head else b"") + tail, True
-        except OSError:
-            return b"", False
+            return Contents(
+                (head + b"\n" if head else b"") + tail, is_cut=True, modified=found.st_mtime
+            )
+    except OSError:
+        return Contents()
+
+
+def _open_without_links(path: str) -> int:
+    """Open a file for reading, folder by folder.
+
+    A folder of another user may contain a link, or get one while it is read. It would add a file to the report
+    that only the user of this command can read.
+    """
+    *folders, name = os.path.abspath(path).split("/")[1:]
+    held = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for one in folders:
+            flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            inner = os.open(one, flags, dir_fd=held)
+            os.close(held)
+            held = inner
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        return os.open(name, flags, dir_fd=held)
+    finally:
+        os.close(held)
 
 
 # Jobs.
@@ -423,43 +447,65 @@ def read_bounded(path: str, bytes_max: int, head_bytes: int) -> tuple[bytes, boo
 def jobs_in(runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
     """Return the runs of all nodes by job, the newest job first.
 
-    Nodes with a common generation, by its fence, belong to one job. Without fences or generations,
-    the run id and the time of day decide.
+    Nodes with a common generation, by its fence, belong to one job. A run without a fence belongs to the
+    job whose run id it has and whose time of day it overlaps.
     """
-    leader = [*range(len(runs))]  # A union-find forest: all runs of a job lead to the same one.
-    first: dict[tuple[str, int, int], int] = {}
-    for at, run in enumerate(runs):
-        for number, one in run.generations.items():
-            if one.fence > 0:
-                key = (run.run.run_id, number, one.fence)
-                leader[_last(leader, at)] = _last(leader, first.setdefault(key, at))
-    fenceless = [at for at, run in enumerate(runs) if not _has_fence(run)]
+    joined = _Joined(len(runs))
+    with_fence: dict[tuple[str, int, int], int] = {}
     by_id: dict[str, list[int]] = {}
     for at, run in enumerate(runs):
         by_id.setdefault(run.run.run_id, []).append(at)
-    for at in fenceless:
-        for other in by_id[runs[at].run.run_id]:
-            if _overlap(runs[at], runs[other]):
-                leader[_last(leader, at)] = _last(leader, other)
-    groups: dict[int, list[NodeRun]] = {}
-    for at, run in enumerate(runs):
-        groups.setdefault(_last(leader, at), []).append(run)
-    jobs = [*groups.values()]
+        for number, one in run.generations.items():
+            if one.fence > 0:
+                joined.join(at, with_fence.setdefault((run.run.run_id, number, one.fence), at))
+    for same_id in by_id.values():
+        _join_by_time(runs, same_id, joined)
+    jobs = joined.groups(runs)
     for job in jobs:
         job.sort(key=lambda run: (run.run.wall, run.run.node))
     jobs.sort(key=lambda job: job[0].run.wall, reverse=True)
     return jobs
 
 
-def _last(leader: list[int], at: int) -> int:
-    while leader[at] != at:
-        leader[at] = at = leader[leader[at]]
-    return at
+def _join_by_time(runs: Sequence[NodeRun], same_id: Iterable[int], joined: _Joined) -> None:
+    """Join each run without a fence to all runs that overlap it, in one pass over their starts."""
+
+    def end(at: int) -> float:
+        return runs[at].wall(runs[at].last_at)
+
+    with_fence: list[int] = []  # Of those that a run without a fence joined, only the last to end.
+    last: int | None = None  # The run without a fence that ends last.
+    for at in sorted(same_id, key=lambda at: runs[at].run.wall):
+        begin = runs[at].run.wall
+        if last is not None and begin <= end(last):
+            joined.join(at, last)
+        if any(one.fence > 0 for one in runs[at].generations.values()):
+            with_fence.append(at)
+            continue
+        overlapping = [one for one in with_fence if begin <= end(one)]
+        for one in overlapping:
+            joined.join(at, one)
+        with_fence = [max(overlapping, key=end)] if overlapping else []
+        last = at if last is None else max(at, last, key=end)
 
 
-def _has_fence(run: NodeRun) -> bool:
-    return any(one.fence > 0 for one in run.generations.values())
+class _Joined:
+    """Runs that belong together: a union-find forest, in which all runs of a job have one root."""
 
+    def __init__(self, count: int) -> None:
+        self._parents = [*range(count)]
 
-def _overlap(one: NodeRun, other: NodeRun) -> bool:
-    return one.run.wall <= other.wall(other.last_at) and other.run.wall <= one.wall(one.last_at)
+    def join(self, one: int, other: int) -> None:
+        self._parents[self._root(one)] = self._root(other)
+
+    def _root(self, at: int) -> int:
+        parents = self._parents
+        while parents[at] != at:
+            parents[at] = at = parents[parents[at]]
+        return at
+
+    def groups(self, runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
+        found: dict[int, list[NodeRun]] = {}
+        for at, run in enumerate(runs):
+            found.setdefault(self._root(at), []).append(run)
+        return [*found.values()]
