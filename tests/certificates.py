@@ -1,6 +1,6 @@
 """Certificates for tests of TLS, which the `openssl` command creates on demand.
 
-The keys are elliptic, so that a whole set takes a few hundredths of a second. The certificates are valid for two
+The keys use elliptic curves, so that a whole set takes a few hundredths of a second. The certificates are valid for two
 days.
 """
 
@@ -99,4 +99,4 @@ class Link:
                     continue
             if not waiting:
                 return
-        raise AssertionError("the handshake did not end")
+        raise AssertionError("the handshake did not finish")

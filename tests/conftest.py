@@ -1,7 +1,7 @@
 """Every test must leave this process without additional processes, threads or descriptors.
 
-The idea is from dask's `pytest_resourceleaks`. A check takes about a millisecond. Something new may just be about to
-exit, so it has `PATIENCE_S` to do so; only a test that leaks waits that long. Leaked processes are killed, so that
+The idea is from dask's `pytest_resourceleaks`. A check takes about a millisecond. A new process or thread may be
+about to exit, so the check waits up to `PATIENCE_S` for it; only a test that leaks waits that long. Leaked processes are killed, so that
 the next tests are not blamed.
 
 Processes are found by a variable in their environment, not by their parent, because the init process adopts
@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite-scenarios",
         action="store_true",
-        help="write the present behaviour of the machines into the transcripts, instead of comparing",
+        help="write the current behaviour of the machines into the transcripts, instead of comparing",
     )
     parser.addoption(
         "--screenshots",
@@ -62,8 +62,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Mark every process started from here on, reset its signals, and set no deadline for examples.
 
-    None of them sees the home of the user who runs the tests, because agents keep a token there. Under `nohup`, or in
-    the background of a shell, some signals are ignored, and all jobs that the tests start would inherit that.
+    The processes do not get the home of the user who runs the tests, because agents keep a token there. Under `nohup`,
+    or in the background of a shell, some signals are ignored, and all jobs that the tests start would inherit that.
     """
     os.environ[MARK] = str(os.getpid())
     os.environ["HOME"] = config.stash[HOME] = tempfile.mkdtemp(prefix="holdfast-tests-home-")
@@ -253,7 +253,8 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 def port() -> Iterator[int]:
     """A port to serve on, which the kernel assigns to no other process meanwhile, at any address.
 
-    If it were reserved at one address only, a connection could use it at another, and then it could not be bound.
+    If it were reserved at only one address, a connection could use it at another address, and the test could not
+    bind it.
     """
     from holdfast.etcd.runner import hold_port
 

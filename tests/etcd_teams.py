@@ -89,7 +89,7 @@ class EtcdTeam(Cluster):
             if leader and leader != other_than and node in ("", leader):
                 return leader
             running = [one for one in self.agents.values() if one.process.poll() is None]
-            assert running, f"nobody is left: {self.outputs()}"
+            assert running, f"no agent is running: {self.outputs()}"
             assert time.monotonic() < deadline, f"{leader!r} leads: {self.outputs()}"
             time.sleep(POLL_S)
 
@@ -111,7 +111,7 @@ class EtcdTeam(Cluster):
         """Wait until exactly these keys exist."""
         deadline = time.monotonic() + PATIENCE_S
         while set(left := self.left()) != set(names):
-            assert time.monotonic() < deadline, f"there is {left}: {self.outputs()}"
+            assert time.monotonic() < deadline, f"the keys are {left}: {self.outputs()}"
             time.sleep(POLL_S)
         return left
 

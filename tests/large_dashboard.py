@@ -74,11 +74,11 @@ class LargeJob:
         yield
 
     async def logs(self, node: str, *_: Any, **__: Any) -> AsyncIterator[Any]:
-        raise ControlProblem(f"{node} is not there")
+        raise ControlProblem(f"there is no node {node}")
         yield
 
     async def history(self, node: str) -> list[Any]:
-        raise ControlProblem(f"{node} is not there")
+        raise ControlProblem(f"there is no node {node}")
 
 
 async def main() -> None:

@@ -60,7 +60,7 @@ class ObservedJob(Job):
 
         def look() -> str | None:
             _, found, rest = self.output().partition(text)
-            assert found or self.agent.poll() is None, f"ended without {text!r}: {self.output()}"
+            assert found or self.agent.poll() is None, f"exited without {text!r}: {self.output()}"
             return rest.partition("\n")[0] if found and "\n" in rest else None
 
         return until(look)

@@ -24,8 +24,8 @@ STRANGER = 2002
 def as_user(user: int, act: Callable[[], str], network_of: int = 0) -> str:
     """Return the result of a function in a process of another user, or its failure.
 
-    Its imports must be done before, because the other user may not be able to read the modules. It can run in the
-    network of another process.
+    The caller must import its modules first, because the other user may not be able to read them. The function can
+    run in the network of another process.
     """
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")

@@ -271,7 +271,7 @@ class Etcd:
                 if "space exceeded" in str(refused):
                     return
                 raise
-        raise AssertionError("it takes everything")
+        raise AssertionError("etcd accepted all writes")
 
     def make_room(self) -> None:
         """Undo `fill_up`, as an operator would."""

@@ -1,4 +1,4 @@
-"""Real jobs for the integration tests: they are started and observed, and must leave nothing.
+"""Real jobs for the integration tests: they are started and observed, and must leave nothing behind.
 
 Nothing here sleeps in the hope that something has happened: workers report through a named pipe, and a pidfd shows
 the exit of a process.
@@ -157,7 +157,7 @@ class Watched:
         """Wait until all have exited; fail if one does not."""
         for pid, pidfd in self._pidfds.items():
             ready, _, _ = select.select([pidfd], [], [], PATIENCE_S)
-            assert ready, f"process {pid} is still there"
+            assert ready, f"process {pid} still runs"
             os.close(pidfd)
         self._pidfds.clear()
 

@@ -134,7 +134,7 @@ class Agent:
         """Wait until the agent has printed this text `times` times; return its output."""
         deadline = time.monotonic() + PATIENCE_S
         while (output := self.output()).count(text) < times:
-            assert self.process.poll() is None, f"ended with {self.process.returncode}: {output}"
+            assert self.process.poll() is None, f"exited with {self.process.returncode}: {output}"
             assert time.monotonic() < deadline, f"{text!r} was not printed: {output}"
             time.sleep(POLL_S)
         return output
@@ -252,7 +252,7 @@ class Cluster:
                 return
 
     def _run(self, name: str, command: list[str], env: Mapping[str, str]) -> Agent:
-        assert name not in self.agents, f"there was a {name} before"
+        assert name not in self.agents, f"an agent {name!r} was started before"
         errors = self.folder / f"{name}.err"
         with errors.open("w") as stderr:
             process = subprocess.Popen(
@@ -294,7 +294,7 @@ class Cluster:
         while True:
             start = self.next_start()
             members = seen.setdefault(start.generation, {})
-            assert start.rank not in members, f"{start} is there twice: {members}"
+            assert start.rank not in members, f"two workers have the rank of {start}: {members}"
             members[start.rank] = start
             if len(members) == workers and start.generation == max(seen):
                 check_agreement(members)

@@ -82,6 +82,6 @@ def success(at: float, remaining: int) -> list[lifecycle.LifecycleEvent]:
     ]
 
 
-def spoke(at: float, local_rank: int = 0) -> lifecycle.FirstHeartbeat:
+def sent_heartbeat(at: float, local_rank: int = 0) -> lifecycle.FirstHeartbeat:
     """A worker sends its first heartbeat."""
     return lifecycle.FirstHeartbeat(at, 1, WORKERS[local_rank])

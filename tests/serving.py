@@ -146,5 +146,5 @@ async def serving(**options: Any) -> AsyncIterator[Served]:
 
 async def soon(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110 (no event tells of what is waited for)
+        while not condition():  # noqa: ASYNC110 (no event reports the condition)
             await asyncio.sleep(0.001)

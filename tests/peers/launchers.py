@@ -123,7 +123,7 @@ class Launchers:
 
     def both(self, line: list[str], env: dict[str, str] | None = None) -> tuple[Outcome, Outcome]:
         """Return the results of torchrun and Holdfast for the line, in this order."""
-        # Both serve the workers' store at a port that is named, so they cannot run at once.
+        # If the line names the port of the workers' store, the launchers cannot run at the same time.
         in_turn = self.holdfast(line, env) if "--master-port" in line else None
         folder = self._folder("torchrun")
         out, err = folder / "stdout", folder / "stderr"

@@ -32,8 +32,8 @@ if os.environ["RANK"] == "1":
     sys.exit(7)
 signal.pause()
 """,
-    # One worker signals the agent after that has recorded the start of both. Its parent is the agent,
-    # or Holdfast's keeper.
+    # One worker signals the agent after the agent has recorded the start of both workers. The worker's
+    # parent is the agent, or Holdfast's keeper.
     "signalled": """
 import os, signal, time
 if os.environ["RANK"] == "0":
@@ -58,7 +58,7 @@ LINE = [
 ]
 
 
-class Told(NamedTuple):
+class ComparedEvent(NamedTuple):
     """The comparable part of an event."""
 
     source: str
@@ -98,7 +98,7 @@ def recorded(folder: Path) -> list[Event]:
     return [Event.deserialize(one) for one in lines if one.startswith('{"name":')]
 
 
-def received(event: Event) -> Told:
+def received(event: Event) -> ComparedEvent:
     text = event.metadata["metadata"]
     assert isinstance(text, str)
     inner = json.loads(text)
@@ -109,7 +109,7 @@ def received(event: Event) -> Told:
         values[key] = (
             value[0] if isinstance(value, list) else value
         )  # torchrun's values are lists with one item.
-    return Told(event.source.value, event.name, list(event.metadata), list(inner), values)
+    return ComparedEvent(event.source.value, event.name, list(event.metadata), list(inner), values)
 
 
 def kinds_of(event: Event) -> dict[str, type]:
@@ -129,7 +129,7 @@ def test_run_has_the_same_events(launchers: Launchers, torchrun: Torchrun, run: 
         assert {key: here[key] for key in there if key != "raw_error"} == {
             key: kind for key, kind in there.items() if key != "raw_error"
         }
-        assert (one.timestamp > 0, other.timestamp) == (True, 0)  # Theirs do not say when.
+        assert (one.timestamp > 0, other.timestamp) == (True, 0)  # torchrun's events have no time.
 
 
 def test_watchdog_has_the_same_events(launchers: Launchers, torchrun: Torchrun) -> None:

@@ -41,7 +41,7 @@ STILL_TO_COME: set[str] = set()
 # Modules without a counterpart, each with its reason.
 NOT_FOR_US = {
     "torch.distributed.elastic.rendezvous._etcd_stub": (
-        "stands in for the package python-etcd where that is not installed; it is not used here"
+        "replaces the package python-etcd where it is not installed; Holdfast does not use that package"
     )
 }
 
@@ -247,7 +247,7 @@ def compare(name: str, theirs: Any, ours: Any) -> Iterator[str]:
         if isinstance(ours, type):
             yield from compare_classes(name, theirs, ours)
         else:
-            yield f"{name}: is no class here"
+            yield f"{name}: is not a class here"
     elif callable(theirs):
         if callable(ours):
             yield from compare_calls(name, theirs, ours)
@@ -262,7 +262,7 @@ def compare(name: str, theirs: Any, ours: Any) -> Iterator[str]:
 def compare_classes(name: str, theirs: type, ours: type) -> Iterator[str]:
     for base in theirs.__mro__:
         if not _is_of_a_project(base) and not issubclass(ours, base):
-            yield f"{name}: is no {base.__name__} here"
+            yield f"{name}: is not a {base.__name__} here"
     more = abstract(ours) - abstract(theirs)
     if more:
         yield f"{name}: a subclass that serves torch lacks {sorted(more)} here"
@@ -301,7 +301,7 @@ def compare_members(name: str, member: str, theirs: type, ours: type) -> Iterato
 
 def compare_fields(name: str, theirs: Any, ours: Any) -> Iterator[str]:
     if not dataclasses.is_dataclass(ours):
-        yield f"{name}: is no dataclass here"
+        yield f"{name}: is not a dataclass here"
         return
     there = dataclasses.fields(theirs)
     here = dataclasses.fields(ours)

@@ -1,6 +1,6 @@
 """If TorchElastic refuses something, Holdfast refuses it with the same type of error and the same facts.
 
-The sentences are ours. A type of torch corresponds to ours of the same name.
+The wording is Holdfast's. A type of torch corresponds to Holdfast's type of the same name.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ CASES: dict[str, tuple[Callable[[Side], Any], tuple[str, ...]]] = {
     "no backend": (lambda on: on.parameters(backend=""), ()),
     "too few nodes": (lambda on: on.parameters(min_nodes=-5), ("-5",)),
     "max below min": (lambda on: on.parameters(min_nodes=37, max_nodes=26), ("37", "26")),
-    "no switch": (lambda on: on.parameters(some="Ture").get_as_bool("some"), ("some",)),
+    "not a switch": (lambda on: on.parameters(some="Ture").get_as_bool("some"), ("some",)),
     "a number as switch": (lambda on: on.parameters(some=2).get_as_bool("some"), ("some",)),
-    "no number": (lambda on: on.parameters(some="3b").get_as_int("some"), ("some",)),
+    "not a number": (lambda on: on.parameters(some="3b").get_as_int("some"), ("some",)),
     "nameless creator": (lambda on: on.registry().register("", Handler), ()),
     "two creators": (lambda on: on.registry(lambda _: 1, lambda _: 2), ("mine",)),
     "unknown backend": (lambda on: on.registry().create_handler(on.parameters()), ("mine",)),
@@ -105,17 +105,17 @@ CASES: dict[str, tuple[Callable[[Side], Any], tuple[str, ...]]] = {
         f"endpoint {text}": (_endpoint(text), (text,))
         for text in ("~", "some.host :123", ":123", "some.host:", "some.host:-1", "some.host:65536")
     },
-    "no time": (lambda on: on.timeout(join=timedelta(0)), ("join",)),
-    "negative time": (lambda on: on.timeout(close=timedelta(seconds=-1)), ("close",)),
+    "timeout of zero": (lambda on: on.timeout(join=timedelta(0)), ("join",)),
+    "negative timeout": (lambda on: on.timeout(close=timedelta(seconds=-1)), ("close",)),
     "unknown store": (lambda on: on.backend("c10d", store_type="some"), ()),
     "c10d: no read timeout": (lambda on: on.backend("c10d", read_timeout="0"), ()),
-    "c10d: nobody there": (
+    "c10d: no server": (
         lambda on: on.backend("c10d", endpoint="localhost:1", is_host="false", read_timeout="1"),
         (),
     ),
     "static: no port": (lambda on: on.static("some.host"), ()),
     "static: no endpoint": (lambda on: on.static(""), ()),
-    "error file: no JSON": (lambda on: on.failure("{"), ()),
+    "error file: not JSON": (lambda on: on.failure("{"), ()),
     "error file: empty": (lambda on: on.failure(""), ()),
     "error file: unknown": (lambda on: on.failure('{"some": 1}'), ()),
     "no program": (lambda on: on.start("/nowhere/program"), ("/nowhere/program",)),
@@ -124,8 +124,8 @@ CASES: dict[str, tuple[Callable[[Side], Any], tuple[str, ...]]] = {
     "program is a folder": (lambda on: on.start("/etc"), ("/etc",)),
     "log folder is a file": (lambda on: on.start("true", on.file), ("a file",)),
     "log folder below a file": (lambda on: on.start("true", on.file / "logs"), ("a file",)),
-    "which streams": (lambda on: on("elastic.multiprocessing").Std.from_str("0:1,"), ("0:1,",)),
-    "no libc stream": (
+    "invalid streams": (lambda on: on("elastic.multiprocessing").Std.from_str("0:1,"), ("0:1,",)),
+    "not a libc stream": (
         lambda on: on("elastic.multiprocessing.redirects").redirect("some", "x").__enter__(),
         ("some",),
     ),
@@ -137,7 +137,7 @@ CASES: dict[str, tuple[Callable[[Side], Any], tuple[str, ...]]] = {
     ),
     "store: no port": (lambda on: on.store(is_server=True, world_size=2), ("server_port", "2")),
     "three numbers of nodes": (lambda on: on("run").parse_min_max_nnodes("2:20:30"), ()),
-    "no number of nodes": (lambda on: on("run").parse_min_max_nnodes("some"), ("some",)),
+    "not a number of nodes": (lambda on: on("run").parse_min_max_nnodes("some"), ("some",)),
     "unknown devices": (lambda on: on("run").determine_local_world_size("some"), ("some",)),
     "module without Python": (
         lambda on: on("run").main(["--no-python", "--module", "some"]),

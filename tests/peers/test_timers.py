@@ -62,7 +62,7 @@ timer.configure(timer.FileTimerClient(sys.argv[1]))
 with timer.expires(after=600, scope="outer"):
     with timer.expires(after=600, scope="outer"):
         pass
-    # Had leaving the inner block released both, nothing would be left to expire.
+    # If leaving the inner block had released both timers, no timer could expire.
     with timer.expires(after=0.1, scope="late"):
         time.sleep(600)
 """

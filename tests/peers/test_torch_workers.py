@@ -42,7 +42,7 @@ def main():
     dist.all_reduce(total)
     send(f"connected {AGENT} {NUMBER} {rank} {total.item()} {seen}")
     if rank == 1:
-        # Its connections must not close before it has ended, or the other could be first.
+        # Its connections must not close before it exits, or the other worker could exit first.
         sys.excepthook = lambda *error: (traceback.print_exception(*error), os._exit(1))
         obey()
     dist.all_reduce(total)
@@ -63,7 +63,7 @@ def wait_for_workers(cluster: Cluster, generation: int) -> dict[int, int]:
     return pids
 
 
-def test_broken_collective_is_recreated_and_its_failure_not_blamed(tmp_path: Path) -> None:
+def test_failure_of_a_broken_collective_is_not_blamed_and_the_job_restarts(tmp_path: Path) -> None:
     """The next generation finds no keys of the previous one, and torch's `@record` is read."""
     logs = tmp_path / "logs"
     flags = ("--max-restarts=1", "--log-dir", str(logs))

@@ -407,7 +407,7 @@ class EtcdPlayer:
             case ["watch", index, "ends", kind]:
                 node.end_watch(int(index), kind)
             case _:
-                raise AssertionError(f"what is {verb!r} {words}?")
+                raise AssertionError(f"unknown input: {verb!r} {words}")
 
     # Nodes and time.
 

@@ -211,7 +211,7 @@ class RoundsPlayer:
                 node = self.nodes[name][-1]
                 node.rejoin(self._incarnation())
             case _:
-                raise AssertionError(f"what is {verb!r}?")
+                raise AssertionError(f"unknown input: {verb!r}")
         return node.status()
 
     def _request(self, words: list[str]) -> JobEvent:
@@ -430,7 +430,7 @@ class CoordinatorPlayer:
             case "leaves":
                 status = node.leave()
             case _:
-                raise AssertionError(f"what is {verb!r}?")
+                raise AssertionError(f"unknown input: {verb!r}")
         return self._received(status)
 
     def _received(self, status: Status) -> StatusReceived:
@@ -528,7 +528,7 @@ class SessionPlayer:
                 )
             case "view":
                 return self._view(NodeRole(words[0]), given, final="final" in words)
-        raise AssertionError(f"what is {verb!r}?")
+        raise AssertionError(f"unknown input: {verb!r}")
 
     def _view(self, role: NodeRole, given: dict[str, str], *, final: bool) -> View:
         answered = given.pop("answered", "")

@@ -1,6 +1,6 @@
 """Transcripts of the machines in `core`; `transcripts` and the players document their format.
 
-To replace the output below every `----` by the current one (a new block may omit it)::
+To replace the output below every `----` with the current output (a new block may omit it)::
 
     pytest --rewrite-scenarios tests/scenarios
 

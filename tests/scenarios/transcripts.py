@@ -1,7 +1,7 @@
 """Transcripts as text: an input, `----`, and the whole output; they are compared or rewritten.
 
-A transcript is a text file. It begins with a comment that says what it shows. Then follow blocks, separated
-by empty lines, each with one input above its `----` and the output below. A player interprets the inputs:
+A transcript is a text file. It begins with a comment that says what it shows. Blocks follow, separated by
+empty lines; each has one input above its `----`, and the output below. A player interprets the inputs:
 `one_node`, `many_nodes`, `shared_nodes`, `etcd_nodes` and `cluster_members` have the players.
 """
 

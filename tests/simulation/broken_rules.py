@@ -133,7 +133,7 @@ class StopsInsteadOfRefusing(Rounds):
 
 
 class NoStopDeadline(Session):
-    """A disconnected or stopped node lets its workers run past the deadline."""
+    """A disconnected or stopped node keeps its workers running past the deadline."""
 
     stop_at = None
 
@@ -406,7 +406,7 @@ NEWEST_VIEW = View(
 
 
 class NoSuccessor(EtcdSession):
-    """After a leader is gone, nodes that were present do not campaign."""
+    """After a leader exits, nodes that were present do not campaign."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)

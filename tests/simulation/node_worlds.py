@@ -134,7 +134,7 @@ def _known(world: World, i: int) -> int | None:
 
 
 def _missing(world: World, i: int) -> int | None:
-    """Return an incarnation that is gone without the job knowing it."""
+    """Return an incarnation that has exited, but that the job still considers alive."""
     node = world.nodes[i]
     for departed in world.job.departed.values():
         if departed.info.node == name_of(i):

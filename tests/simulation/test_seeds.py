@@ -81,7 +81,7 @@ def test_fixed_faults_on_etcd_do_not_recur(seed: int, profile: str, nodes: int) 
 
 
 # Nodes that joined just after the job had failed did not learn of its end. Two seeds are about faults of
-# checkers: one took a node for stopped whose store did not respond while it ran; the last one did not excuse
+# checkers: one considered a running node stopped because its store did not respond; the last one did not excuse
 # a replaced node that was lost later. In seed 433 a node joined with a request to drain another one, and
 # members changed their ranks.
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_fixed_faults_on_a_backend_do_not_recur(
 
 
 # An agent that replaced a member did not get its rank after a new coordinator had resumed the round; failures
-# were charged although a member was lost. The last two are about faults of checkers: one took a node that
-# left for a removed node; the other excused a disconnected and lost node only until it was connected again,
-# although it was stopped then.
+# were charged although a member was lost. The last two are about faults of checkers: one mistook a node that
+# left for a removed node; the other excused a disconnected and lost node only until it reconnected, although
+# it was stopped then.
 @pytest.mark.parametrize(
     ("seed", "profile", "nodes"),
     [

@@ -24,11 +24,11 @@ scripts:
 examples:
   python tests/peers/defects/show.py                  all of them, about 6 minutes
   python tests/peers/defects/show.py clock_skew       one
-  python tests/peers/defects/show.py --list           their names alone
+  python tests/peers/defects/show.py --list           only their names
 
 A line begins with "shown" where torchrun of PyTorch 2.13.0 has the defect; the exit code is 0 if
-all were shown. Two scripts need root, for a network of their own. docs/track-record.md tells what
-each is about, and what Holdfast does instead.
+all were shown. Two scripts need root, for a network of their own. docs/track-record.md describes
+each defect, and what Holdfast does instead.
 """
 
 
@@ -77,11 +77,11 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these (all)")
-    parser.add_argument("--list", action="store_true", help="print the names and end")
+    parser.add_argument("--list", action="store_true", help="print the names and exit")
     args = parser.parse_args()
     unknown = [name for name in args.names if name not in scripts]
     if unknown:
-        parser.error(f"no script {', '.join(unknown)}; --list names them")
+        parser.error(f"unknown scripts: {', '.join(unknown)}; --list prints all names")
     if args.list:
         print("\n".join(scripts))
         return 0

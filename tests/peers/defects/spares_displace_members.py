@@ -25,7 +25,7 @@ def show() -> Evidence:
     places = [Call(one.next_rendezvous) for one in spares]
     time.sleep(3)  # By then all of them are on the list of spares.
     for tried in range(1, TRIES + 1):
-        # A worker of one member failed: it asks for the next round, and the other one follows.
+        # A worker of one member failed: it requests the next round, and so does the other member.
         again = Call(failing.next_rendezvous)
         while other.num_nodes_waiting() == 0:
             time.sleep(0.05)
@@ -37,7 +37,7 @@ def show() -> Evidence:
             return Evidence(
                 taken > 0,
                 f"at restart {tried} of a job of 2:2, {taken} of {SPARES} spares took the places "
-                f"of members that were well",
+                f"of healthy members",
             )
     return Evidence(shown=False, text=f"the members kept their places over {TRIES} restarts")
 

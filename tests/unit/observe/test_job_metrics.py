@@ -13,7 +13,16 @@ from holdfast.core.supervision import StopReason
 from holdfast.observe import lifecycle
 from holdfast.observe.metrics.job_metrics import FAMILIES, JobMetrics
 from holdfast.observe.metrics.prometheus import render
-from recorded_runs import began, ended, exited, failure, first_start, restart, spoke, success
+from recorded_runs import (
+    began,
+    ended,
+    exited,
+    failure,
+    first_start,
+    restart,
+    sent_heartbeat,
+    success,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -97,7 +106,7 @@ def test_metrics_of_a_restart() -> None:
     assert page.value("workers", state="failed") == 1
     assert page.value("workers", state="terminated") == 1
     assert page.value("worker_exits_total", outcome="failed") == 1
-    page = Page([*run, *restart(22.5), spoke(36.0), spoke(37.0, 1)], now=40.5)
+    page = Page([*run, *restart(22.5), sent_heartbeat(36.0), sent_heartbeat(37.0, 1)], now=40.5)
     assert page.states()[0] == "running"
     assert page.value("generation") == 1
     assert page.value("restarts_total", reason="worker_failed") == 1
@@ -119,7 +128,7 @@ def test_counter_never_falls_between_two_reads() -> None:
 
 def test_progress_is_read_outside_the_lock() -> None:
     def progress() -> list[Any]:
-        metrics[0](spoke(2.0))  # The callback may do anything, even send an event.
+        metrics[0](sent_heartbeat(2.0))  # The callback may do anything, even send an event.
         return [(4, 120, 0.25, "checkpoint"), (5, None, None, None)]
 
     metrics: list[Any] = [lambda _event: None]
@@ -168,7 +177,7 @@ def restarts_of(*run: lifecycle.LifecycleEvent) -> tuple[dict[str, float], set[s
 @pytest.mark.parametrize(
     "run",
     [
-        [*first_start(), spoke(14.0), *success(20.0, 3)],
+        [*first_start(), sent_heartbeat(14.0), *success(20.0, 3)],
         [*first_start(), *failure(20.0), ended(23.0, "failed", 0), *first_start()],
         [*first_start(), lifecycle.GenerationStopping(20.0, 0, StopReason.SIGNAL), *restart(22.5)],
     ],
