@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 PROTOCOL_VERSION = 1
-"""Both sides of a connection, and stored records, must have this version. Others are rejected."""
+"""Both sides of a connection, and stored records, must have this version. Any other version is rejected."""
 
 SAME_VERSION = "install the same Holdfast on all nodes"
 

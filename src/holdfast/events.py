@@ -1,7 +1,7 @@
 """Events of a job, for programs: record them, and receive them.
 
 `record(event, destination)` gives an event to the handler of that name. Derive from `EventHandler`
-and `configure` it, or choose one of those here: `null`, `console`, `jsonl`, `logging`, `otel`.
+and `configure` it, or choose a built-in handler: `null`, `console`, `jsonl`, `logging`, `otel`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs calls that may hang in a thread with a time limit, for a loop that must not hang.
+"""Runs a call that may hang in its own thread, with a time limit, for a loop that must not hang.
 
 Reading or writing a regular file, or a `mkdir`, can block forever without warning: the file system may be frozen,
 or its server unreachable. While one call hangs, later calls of the same `SideThread` fail at once, because they
@@ -80,5 +80,5 @@ class _Call:
     def make(self) -> None:
         try:
             self.value = self._function(*self._args)
-        except BaseException as problem:  # noqa: BLE001 (it is raised where the call was made)
+        except BaseException as problem:  # noqa: BLE001 (`call` raises it)
             self.problem = problem

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def test_restart_budget_belongs_to_the_job(tmp_path: Path, team: MakeTeam) -> None:
-    """Two restarts are allowed, and workers fail on three nodes: the third one ends the job."""
+    """Two restarts are allowed, and workers fail on three nodes: the third failure ends the job."""
     with team(tmp_path, OBEY, "--max-restarts=2", nnodes="3") as cluster:
         cluster.start_all("a", "b", "c")
         for restart, name in enumerate("abc"):

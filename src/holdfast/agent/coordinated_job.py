@@ -110,7 +110,7 @@ class CoordinatedJob:
         return None  # The machine limits all waits.
 
     def events(self, now: float) -> list[Event]:
-        """Return what has arrived."""
+        """Return the events that have arrived."""
         del now
         events: list[Event] = []
         # Other nodes need the coordinator; their workers need the store.
@@ -271,7 +271,7 @@ class CoordinatedJob:
         return {**local, **first}
 
     def error(self, outcome: supervision.Outcome) -> Exception | None:
-        """Return the error if this node's part ended before the job; otherwise None."""
+        """Return the error that replaces this node's result; None if there is a result."""
         if outcome is supervision.Outcome.COORDINATOR_LOST:
             return RendezvousConnectionError(self._loss)
         if outcome is supervision.Outcome.JOIN_TIMED_OUT:

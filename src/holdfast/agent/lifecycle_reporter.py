@@ -279,7 +279,7 @@ class LifecycleReporter:
 
 
 def _program_name(spec: WorkerSpec) -> str:
-    """Return the name of what the workers run.
+    """Return the name of the workers' program.
 
     If the entry point is a Python interpreter, this is the name of its script or module. For code passed
     with `-c`, it is the interpreter's name.

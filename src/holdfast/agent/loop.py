@@ -140,7 +140,7 @@ if TYPE_CHECKING:
             """Return the known failures of the whole job."""
 
         def error(self, outcome: Outcome) -> Exception | None:
-            """Return the error if this node's part ended before the job; otherwise None."""
+            """Return the error that replaces this node's result; None if there is a result."""
 
     class Workers(Protocol):
         """The workers of one node: `agent.worker_processes`, or hooks of a TorchElastic subclass."""
@@ -547,7 +547,7 @@ class AgentLoop:
                 self.wait(workers.next_deadline(time.monotonic()), *workers.descriptors())
 
     def handle_detections(self) -> None:
-        """Act on what the side services detected, for a subclass of TorchElastic's with its own loop."""
+        """Handle the events of the side services, for a TorchElastic subclass with its own loop."""
         self.services.poll(time.monotonic())
         self._dispatch(self.services.take_events())
 

@@ -168,7 +168,7 @@ class PolledJob:
         )
 
     def assign_ranks(self) -> None:
-        pass  # They were given in `next_round`.
+        pass  # `next_round` has assigned them.
 
     def workers_stopped(self) -> None:
         pass

@@ -159,7 +159,7 @@ class SideServices:
         return deadline
 
     def poll(self, now: float) -> None:
-        """Serve what has arrived or is due."""
+        """Serve probes, timers and clients, and perform the tasks that are due."""
         if self._probe is not None:
             try:
                 self._probe.respond()
@@ -186,7 +186,7 @@ class SideServices:
         return events
 
     def take_requests(self) -> Iterable[Event]:
-        """Return what operators requested."""
+        """Return the requests of operators as events."""
         return self.control.take_requests() if self.control is not None else ()
 
     def workers_stopped(self) -> None:

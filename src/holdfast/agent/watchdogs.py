@@ -42,7 +42,7 @@ TRUE_WORDS = ("1", "true", "yes", "on")
 DUMP_S = 2.0
 """The limit for all dumps of one decision, which block the agent."""
 DUMP_EACH_S_MIN = 0.1
-"""The minimum for each dump: enough for the kernel's part of it."""
+"""The minimum for each dump: enough to read the state from the kernel."""
 STACKS_CHARS_MAX = 64 * 1024
 """The part of a worker's stacks that the report keeps if the worker has no log."""
 
@@ -183,7 +183,7 @@ class Watchdogs:
         return min((at for at in times if at is not None), default=None)
 
     def poll(self, now: float) -> list[Event]:
-        """Read what has arrived; return events for the supervision."""
+        """Read new data from workers; return events for the supervision."""
         events = self._blocked.poll(now) if self._blocked is not None else []
         late = self._take_late(now)
         for pid, requests in late.items():

@@ -1,7 +1,7 @@
 """The workers of a node as processes: ranks, environments, start, stop and exits.
 
 `WorkerProcesses` starts one `PContext` (`processes.workers.group`) for each generation of a run, and
-owns what outlives a generation: the keeper, and the zygote that forks warm workers.
+owns the processes that outlive a generation: the keeper, and the zygote that forks warm workers.
 
 The names and values of the workers' variables are TorchElastic's, except for two.
 `HOLDFAST_GENERATION` counts the starts of the workers over the whole job, whatever the reason, and is
@@ -136,7 +136,7 @@ class WorkerProcesses:
             # A zygote that hangs in the user's modules may outlive its keeper.
             keeper_client.become_subreaper_if_wanted()
             self._warm.prepare(keeper)
-            # While it imports, load what the first start and restart need here.
+            # Meanwhile, load the modules that the first start and restart need in this process.
             load("holdfast.processes.failures.failure")
             load("holdfast.processes.logs.follower")
 
@@ -342,7 +342,7 @@ class WorkerProcesses:
             keeper.await_end()
 
 
-# What each worker gets.
+# The ranks, arguments and environment of each worker.
 
 
 def place_workers(

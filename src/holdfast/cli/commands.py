@@ -19,7 +19,7 @@ class Command(NamedTuple):
     extra: str = ""
     """The optional dependencies that it needs, as in `pip install 'holdfast[extra]'`."""
     function: str = "execute"
-    """The function of the module that runs it, with the parsed arguments."""
+    """The function in `module` that runs the command. It gets the parsed arguments."""
     operands: str = ""
     flags: tuple[str, ...] = ()
     """Its flags in `cli.operate`, besides those that choose a job."""

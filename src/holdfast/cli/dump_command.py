@@ -90,7 +90,7 @@ def _pid(text: str) -> int:
 
 
 def execute(args: argparse.Namespace) -> None:
-    """Print the stacks, worker by worker, or of all nodes."""
+    """Print the stacks of the workers on this machine, or on all nodes."""
     if args.all_nodes or choice_of(args).names_endpoint:
         if args.pids or args.subprocesses:
             raise UsageError(

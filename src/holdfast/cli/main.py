@@ -18,7 +18,7 @@ the environment is at fault                  78
 a bug in Holdfast                            70
 ===========================================  ==============================================
 
-With `--exit-code-compat` every failure but an invalid command line is 1.
+With `--exit-code-compat`, every failure except an invalid command line exits with 1.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The commands for running jobs: `ps`, `status`, `top`, `logs`, `events`, `restart`, `drain`, `undrain`, `stop`.
 
 If the user has one job on this machine, the commands find it by its agent's socket. For any other job,
-they take the same rendezvous flags and token as `holdfast run`. Each function below is named in the table of
-commands (`cli.commands`); it calls `control.job_client` and prints the text that `views.tables` renders.
+they take the same rendezvous flags and token as `holdfast run`. The table of commands (`cli.commands`) names the
+function of each command. It calls `control.job_client` and prints the text that `views.tables` renders.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ FLAGS: dict[str, tuple[list[str], dict[str, Any]]] = {
         },
     ),
 }
-"""The flags that rows of the table of commands name."""
+"""The flags that the table of commands refers to by name."""
 
 
 def build_parser(name: str) -> CommandParser:
@@ -167,7 +167,7 @@ def choose_job(parsed: argparse.Namespace) -> None:
 
 
 def choice_of(args: argparse.Namespace) -> JobChoice:
-    """Return the choice of a job that the flags express."""
+    """Return the flags that choose a job, as a `JobChoice`."""
     return JobChoice(
         run_id=args.rdzv_id,
         backend=args.rdzv_backend,
@@ -185,7 +185,7 @@ async def connect(args: argparse.Namespace) -> JobClient:
 def command(
     work: Callable[[argparse.Namespace], Coroutine[Any, Any, None]],
 ) -> Callable[[argparse.Namespace], None]:
-    """Make a function of the table of commands from a coroutine function."""
+    """Turn a coroutine function into a function that runs a command."""
 
     def run(args: argparse.Namespace) -> None:
         choose_job(args)

@@ -96,7 +96,7 @@ def execute(args: argparse.Namespace) -> None:
         raise UsageError(f"{output} is a symbolic link; name a file with --output")
 
     try:
-        write_whole(output, text, 0o600)  # It contains ends of workers' logs.
+        write_whole(output, text, 0o600)  # It contains the last lines of workers' logs.
     except OSError as problem:
         raise EnvironmentProblem(
             f"cannot write {output}: {problem.strerror or problem}",

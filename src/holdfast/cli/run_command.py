@@ -1,8 +1,8 @@
 """The command `run`: from a command line to a launched job.
 
 `config_from_args` only translates, for any number of nodes, and does not read the script. `run` chooses
-the rendezvous of the job, rejects what cannot work, and launches. Neither changes the environment or the
-caller's namespace.
+the rendezvous of the job, rejects a command line that cannot work, and launches. Neither changes the
+environment or the caller's namespace.
 """
 
 from __future__ import annotations

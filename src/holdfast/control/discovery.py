@@ -2,7 +2,7 @@
 
 Every agent has a socket in its user's runtime folder, so a client on the same machine needs nothing
 else. From another machine the client connects to the coordinator. A job without a coordinator is
-listed in a directory: its agents store their ports in etcd (also that of `--ha`) or in a shared folder.
+listed in a directory: its agents store their ports in etcd (including that of `--ha`) or in a shared folder.
 A client that can read the directory, and has the job's token if there is one, can connect. Discovery
 writes nothing to a directory. Reading one may block, so it happens in a thread.
 """

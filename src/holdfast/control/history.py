@@ -65,7 +65,10 @@ class Stage(StrEnum):
 
 
 def stall_limit_s(step_s: float) -> float:
-    """Return how long a worker may make no step before it counts as stalled; `step_s` is usual."""
+    """Return how long a worker may go without a step before it counts as stalled.
+
+    `step_s` is the usual duration of a step.
+    """
     return max(STALL_STEPS * step_s, STALL_S)
 
 
@@ -274,7 +277,7 @@ def outage_s(ended: Generation, started: Generation) -> float:
 def restart_reason(ended: Generation, started: Generation) -> RestartReason | None:
     """Return why a generation was replaced; None if its end was not a restart.
 
-    A decision of the coordinator shows in the next generation.
+    If the coordinator replaced it, the next generation shows why.
     """
     if ended.reason in NO_RESTART:
         return None

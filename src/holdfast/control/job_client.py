@@ -11,7 +11,7 @@ printable, except the output of workers.
 
 A coordinator passes queries on to nodes. In a job without one, the client connects to each agent: at
 its socket if the agent is on this machine, otherwise at its port. Connections open when they are first
-needed. If an agent is unreachable, the client names it with the reason, and the others do not wait.
+needed. If an agent is unreachable, the client reports it with the reason and continues with the others.
 """
 
 from __future__ import annotations

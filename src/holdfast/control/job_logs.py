@@ -47,7 +47,7 @@ async def follow_logs(
     show: Callable[[LogLines], Awaitable[None] | None],
     complain: Callable[[str], None],
 ) -> None:
-    """Show what workers of all chosen nodes write; with `wanted.follow` also of nodes that join later.
+    """Show the output of workers on all chosen nodes; with `wanted.follow`, also on later nodes.
 
     `complain` gets a line about each node whose logs are not available. An exception that `show`
     raises ends the call.

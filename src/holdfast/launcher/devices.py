@@ -42,7 +42,7 @@ def cpu_count() -> int:
 
 
 def gpu_count() -> int:
-    """Return how many GPUs workers will see: NVIDIA's, or else what PyTorch counts."""
+    """Return how many GPUs workers will see: NVIDIA's, or if there are none, PyTorch's count."""
     if _is_torch_here():
         return torch_count("gpu")
     return nvidia_count() or (torch_count("gpu") if _signs_of_other_accelerators() else 0)

@@ -315,7 +315,7 @@ def prepares_imports(
 def split_at_preparation(
     steps: Sequence[Import | VariableSetting], environ: Mapping[str, str]
 ) -> tuple[list[Import], list[Import], VariableSetting | None]:
-    """Return the imports to preload, those that a setting precedes, and that setting."""
+    """Return the imports to preload, the imports that a setting precedes, and that setting."""
     imports: list[Import] = []
     for at, step in enumerate(steps):
         if not isinstance(step, VariableSetting):

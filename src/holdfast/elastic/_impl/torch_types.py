@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def torchs_store_errors() -> Iterator[None]:
-    """In this block, give errors of a store also torch's type of the same name."""
+    """Give a store's error that leaves this block torch's type of the same name, in addition to its own."""
     try:
         yield
     except DistError as problem:

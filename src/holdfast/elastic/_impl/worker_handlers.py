@@ -10,7 +10,7 @@ server, and returns nothing. Built-in handlers:
 ==================  ===========================================================================
 
 If a worker has imported torch, torch's own handlers are available too: its flight recorder, its
-profiler, and what the program registered with torch. Holdfast never imports torch for them.
+profiler, and the handlers that the program registered with torch. Holdfast never imports torch for them.
 """
 
 from __future__ import annotations
