@@ -307,7 +307,7 @@ class Agent(Process):
             self.link_failed("connection reset")
             return
         self.link = link
-        self._session_event(Connected(place=link.coordinator.place))
+        self._session_event(Connected(endpoint_index=link.coordinator.endpoint_index))
 
     def link_failed(self, why: str) -> None:
         self._session_event(Disconnected(why))

@@ -549,12 +549,12 @@ class EarlierCoordinatorIgnored(Checker):
         self._places: dict[Agent, int] = {}
 
     def view_received(self, agent: Agent, view: View) -> None:
-        place = getattr(agent.decider(view), "place", 0)
+        endpoint_index = getattr(agent.decider(view), "endpoint_index", 0)
         latest = self._places.get(agent, 0)
-        if place < latest:
-            self.violated(f"{agent.node} obeys place {place} after {latest}")
-        if place:
-            self._places[agent] = place
+        if endpoint_index < latest:
+            self.violated(f"{agent.node} obeys endpoint {endpoint_index} after {latest}")
+        if endpoint_index:
+            self._places[agent] = endpoint_index
 
 
 UNDISTURBED_S = 15.0  # The effects of an earlier disturbance last at most this long.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.coordinator.endpoint_list import PROBE_S
-from holdfast.core.limits import PLACES_MAX, REPORT_BYTES_MAX
+from holdfast.core.limits import COORDINATORS_MAX, REPORT_BYTES_MAX
 from holdfast.core.protocol import Request
 from holdfast.core.requests import Action
 from holdfast.core.rounds import drained_nodes
@@ -560,7 +560,7 @@ class FaultInjector:
         """Let the coordinator die permanently, and let an operator start another one elsewhere."""
         world, old = self._world, self._world.coordinator
         assert isinstance(old, Coordinator)
-        if not old.alive or old.place + 1 >= PLACES_MAX:
+        if not old.alive or old.endpoint_index + 1 >= COORDINATORS_MAX:
             return
         world.kill_coordinator(host_too=self._rng.random() < 0.7)
 
@@ -579,7 +579,12 @@ class FaultInjector:
         world, old = self._world, self._world.coordinator
         assert isinstance(old, Coordinator)
         is_single = not any(one.alive for one in world.replaced)
-        if not old.alive or old.paused or not is_single or old.place + 1 >= PLACES_MAX:
+        if (
+            not old.alive
+            or old.paused
+            or not is_single
+            or old.endpoint_index + 1 >= COORDINATORS_MAX
+        ):
             return
         world.disturb()
         agents = [agent for job in world.jobs.values() for agent in job.living]

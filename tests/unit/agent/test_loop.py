@@ -166,20 +166,20 @@ def test_long_job_starts_log_following_and_its_services_on_its_own(
 ) -> None:
     monkeypatch.setattr(side_services, "PREIMPORT_AFTER_S", 0.01)
     agent = local("exec sleep 1000", handler=alone, logs=DefaultLogsSpecs())
-    settle, seen = agent._settle, []
+    start_services, seen = agent._start_deferred_services, []
 
-    def look() -> tuple[bool, bool]:
+    def running() -> tuple[bool, bool]:
         assert alone._store is not None
         follows = any(thread.name == "holdfast-logs" for thread in threading.enumerate())
         return bool(alone._store._servers), follows
 
-    def look_and_settle() -> None:
-        seen.append(look())
-        settle()
-        seen.append(look())
+    def start_and_note() -> None:
+        seen.append(running())
+        start_services()
+        seen.append(running())
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(agent, "_settle", look_and_settle)
+    monkeypatch.setattr(agent, "_start_deferred_services", start_and_note)
     with pytest.raises(SignalException):
         run(agent)
     assert seen == [(False, False), (True, True)]
