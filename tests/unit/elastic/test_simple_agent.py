@@ -123,7 +123,7 @@ def test_foreign_handler_is_polled_after_each_healthy_check() -> None:
         """Has the methods of TorchElastic's handlers, but does not derive from our class."""
 
         use_agent_store = False
-        asked = 0
+        polls = 0
 
         def next_rendezvous(self) -> RendezvousInfo:
             return ScriptedRendezvous().next_rendezvous()
