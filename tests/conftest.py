@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     os.environ[MARK] = str(os.getpid())
     os.environ["HOME"] = config.stash[HOME] = tempfile.mkdtemp(prefix="holdfast-tests-home-")
-    os.environ["XDG_RUNTIME_DIR"] = config.stash[HOME]
+    os.environ["HOLDFAST_RUNTIME_DIR"] = config.stash[HOME]
     for one in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(one) == signal.SIG_IGN:
             interrupt = one == signal.SIGINT

@@ -202,7 +202,7 @@ def test_store_serves_a_late_first_client(
 @pytest.fixture
 def runtime_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:  # A socket's path must be short.
-        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", folder)
         yield folder
 
 
@@ -212,7 +212,7 @@ def test_job_is_visible_when_its_first_worker_starts(runtime_folder: str) -> Non
     [_, row] = Path("ps").read_text().splitlines()
     assert row.split()[:2] == ["job", "running"]
     assert "job 'job': " in Path("status").read_text()
-    assert os.listdir(f"{runtime_folder}/holdfast") == []
+    assert os.listdir(f"{runtime_folder}/holdfast-{os.geteuid()}") == []
 
 
 def test_control_socket_exists_before_the_first_worker_starts(runtime_folder: str) -> None:
@@ -221,7 +221,7 @@ def test_control_socket_exists_before_the_first_worker_starts(runtime_folder: st
     sockets: list[int] = []
 
     def look_and_start(*args: Any) -> Any:
-        sockets.append(len(os.listdir(f"{runtime_folder}/holdfast")))
+        sockets.append(len(os.listdir(f"{runtime_folder}/holdfast-{os.geteuid()}")))
         return start(*args)
 
     agent.workers.start = look_and_start  # type: ignore[assignment]
