@@ -1,7 +1,7 @@
 """The machine of one coordinator with all its jobs: it combines liveness, timers and decisions.
 
-`core.rounds` decides about one job and has no clock; `core.liveness` detects silent nodes and knows no
-jobs. This machine combines them for any number of jobs and leaves all decisions about a job to
+`core.rounds` decides about one job and has no clock; `core.liveness` detects silent nodes and does not know
+about jobs. This machine combines them for any number of jobs and leaves all decisions about a job to
 `core.rounds`. It has no sockets: the server and the simulator drive the same class.
 
 Use: pass every status as `StatusReceived`, and every `Heartbeat` unchanged. Pass `ConnectionClosed` when

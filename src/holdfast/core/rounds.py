@@ -57,7 +57,7 @@ The rules:
 
 Use: send each `View` that `handle` returns to its node. When one of `waits` has lasted for its delay, pass
 its `ended` to `handle`; `WaitTimers` measures the time. Call `missing_view` for every `Heartbeat`, to send
-again what was lost. `now` is only used for the story: the state contains no times. The caller measures
+lost views again. `now` is only used for the story: the state contains no times. The caller measures
 each wait by its own clock, from when it first saw the wait. So the state can move from one coordinator
 to another.
 
@@ -682,7 +682,7 @@ class Rounds:
             ]
         is_outdated = not self._outranked(status) and not self._is_ahead(status)
         if job.round_term and claims(status) and is_outdated:
-            why = f"the job went on without {info.node}"
+            why = f"the job continued without {info.node}"
             self._retire(info, why)
             return [self._send_outsider(info, NodeRole.FENCED, why)]
         views: list[View] = []
@@ -978,7 +978,7 @@ class Rounds:
         self.rank_table = RankTable(job)
         for one in job.nodes.values():
             one.claim = NO_CLAIM  # The round has the ranks now.
-        self._record_change("the coordinator is back, and all nodes reconnected")
+        self._record_change("all nodes reconnected after the coordinator was lost")
         if self._size(self._eligible) > len(returned):
             self._wait_for_more_nodes(is_first=True)
         for one in returned:  # Without a coordinator the nodes could not report this.
@@ -1792,7 +1792,7 @@ def why_formed(job: Job) -> str:
 
 
 def delays(job: Job, node: str = "") -> str:
-    """Return why this node's return is delayed, or else, while the job is forming, why other nodes' are."""
+    """Return why this node's return is delayed; if it is not, and the job is forming, why other nodes are delayed."""
     delayed = {name: one for name, one in job.exclusions.items() if one.until >= 0}
     if node in delayed:
         return delayed[node].reason

@@ -915,7 +915,7 @@ class Leadership:
         return self._write_pending()
 
     def _write_pending(self) -> list[LeaderEffect]:
-        """Store what is pending, unless a write is under way; resign if nothing is left."""
+        """Store the pending changes, unless a write is under way; resign if none are left."""
         led, pending, is_candidate = self.led, self._pending, self.election.is_candidate
         if led is None or pending is None or self._is_writing():
             return []
