@@ -104,7 +104,7 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "coordinator",
-            "the coordinator dies and returns, also several times in a row",
+            "the coordinator dies and returns, sometimes several times in a row",
             {"coordinator": 4.0, "coordinator_host": 0.7, "fail": 0.7, "kill": 0.4, "join": 0.4},
             8.0,
             only_on={"etcd": {**_ETCD, "leader": 2.0}},

@@ -181,7 +181,7 @@ class Driver(Protocol):
         """Return an agent that uses this driver."""
 
     def cut(self, agent: Agent) -> None:
-        """Handle that an agent was disconnected."""
+        """Handle the disconnection of an agent."""
 
     def die(self, *, host_too: bool) -> None: ...
 
