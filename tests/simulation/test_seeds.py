@@ -49,7 +49,7 @@ def test_every_invariant_holds_for_longer(driver: str) -> None:
 
 
 # In the same runs, sending reports without parts makes nodes lost: `test_broken_rules`.
-def test_long_reports_over_slow_links_make_no_node_lost() -> None:
+def test_long_reports_over_slow_links_do_not_lose_a_node() -> None:
     for seed in range(SEEDS_IN_A_TEST):
         held(seed, nodes=5, profile="slow", minutes=1.7)
 
