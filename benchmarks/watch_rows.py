@@ -51,7 +51,7 @@ def measure_follow(lab: Lab, launcher: str) -> Samples:
     folder = lab.folder / "following"
     runtime = folder / "run"
     runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
-    env = lab.env | {"XDG_RUNTIME_DIR": str(runtime)}
+    env = lab.env | {"HOLDFAST_RUNTIME_DIR": str(runtime)}
     command = [
         lab.program(launcher), "run", "--redirects", "3", "--log-dir", str(folder / "logs"),
         str(WORKERS / "write_lines.py"), str(FOLLOWED_BYTES),

@@ -42,7 +42,7 @@ Card = tuple[str, int, float]
 
 
 def make_deck(rng: random.Random) -> list[Card]:
-    """Return each kind of fault for each machine, in any order."""
+    """Return each kind of fault for each machine, in random order."""
     everywhere = [
         *(("freeze machine", length_s) for length_s in FREEZES_S),
         *((f"{verb} machine", rng.choice(CUTS_S)) for verb in ("cut", "mute", "deafen")),
@@ -185,7 +185,7 @@ class LongJob(Job):
         return found[0] if found else None
 
     def _left(self) -> list[str]:
-        """Return what is left, including folders of members, even on machines that were killed."""
+        """Return what is left, including folders of members from before a machine was killed."""
         left = super()._left()
         for machine in self.machines:
             if not machine.ends[-1].by:

@@ -81,7 +81,7 @@ class Network:
         self._neighbour("delete", node, to, "")
 
     def narrow(self, node: int, bytes_max: int) -> None:
-        """Drop packets above a size on a node's link silently."""
+        """Silently drop packets above a size on a node's link."""
         for pid in self._nodes:  # Otherwise the kernel forwards many segments as one.
             self._run(pid, "ip link set eth0 gso_max_segs 1")
         self._run(self.switch, f"ip link set port{node} mtu {bytes_max}")

@@ -71,7 +71,7 @@ def train() -> None:
         numbers = torch.tensor([(rank + 1) * step, rank == 0 and os.path.exists(GOAL)])
         dist.all_reduce(numbers)
         found, is_over = numbers.tolist()
-        total += found * 2 // (world * (world + 1))  # With any world size: the number of the step.
+        total += found * 2 // (world * (world + 1))  # The step's number, whatever the world size.
         if total != step * (step + 1) // 2:
             write("wrong", step)
             os._exit(4)
@@ -91,7 +91,7 @@ if not CHECKPOINTS:
 else:  # Signals end it at once: a handler would wait until gloo returns, perhaps forever.
     try:
         train()
-    except Exception as problem:  # noqa: BLE001 (training ends by whatever torch raises)
+    except Exception as problem:  # noqa: BLE001 (torch may raise anything)
         print(f"worker: {str(problem).splitlines()[0]}", file=sys.stderr)
         write("failing")
         os._exit(1)

@@ -39,7 +39,7 @@ __all__ = [
 NODES = 8
 MINUTES = 2.0
 MANY_NODES = (32, 64)
-FEW_IN_A_ROW = 20  # Of so many runs of each profile, one has many nodes.
+FEW_IN_A_ROW = 20  # One in this many runs of each profile has many nodes.
 SLICE_S = 10.0  # Virtual seconds between two calls of `progress`.
 
 

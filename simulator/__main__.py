@@ -26,8 +26,8 @@ VIOLATED, INTERRUPTED = 1, 130
 
 DRIVER_HELP = {
     "coordinator": "one process, which may die and be replaced",
-    "etcd": "the nodes elect a leader; the coordinator's faults happen to etcd",
-    "backend": "every node, on a compare-and-set store; the coordinator's faults happen to the store",
+    "etcd": "the nodes elect a leader; the coordinator's faults hit etcd instead",
+    "backend": "every node, on a compare-and-set store; the coordinator's faults hit the store instead",
 }
 DESCRIPTION = """\
 Run simulated jobs of many nodes in virtual time. The decisions are the real ones;
@@ -43,7 +43,7 @@ examples:
   python -m simulator --seeds 1:10000 --driver etcd
       many runs; the seed selects the profile and the number of nodes
   python -m simulator --seed 1 --seconds 60
-      as many runs as fit into a minute, from seed 1 on
+      as many runs as fit into a minute, starting with seed 1
 
 The exit code is 0 if every invariant held and 1 otherwise. A violation prints the
 end of the run's story and the command that repeats it.
@@ -95,7 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
         choices=list(DRIVERS),
         default="coordinator",
         metavar="NAME",
-        help="what decides for a job (default coordinator): "
+        help="which process decides for a job (default coordinator): "
         + "; ".join(f"{name}: {about}" for name, about in DRIVER_HELP.items()),
     )
     parser.add_argument(
@@ -110,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
         parser = build_parser()
         args = parser.parse_args(argv)
         if args.seeds and args.seconds:
-            parser.error("--seeds and --seconds exclude each other")
+            parser.error("--seeds and --seconds cannot be combined")
         return execute(args)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0

@@ -148,7 +148,7 @@ class Workers:
         agent.supervise(WorkerExited(generation, local_rank, failed=True, retryable=retryable))
 
     def expire(self) -> None:
-        """Let the keeper kill the workers. The agent learns of it when it is able to."""
+        """Let the keeper kill the workers. The agent learns of this once it can run."""
         self._agent.world.note(self._agent, "the keeper kills the workers at the stop deadline")
         self._agent.world.disturb()
         self.exist = False
@@ -199,7 +199,7 @@ class Agent(Process):
         self.link: Link | None = None
         self.cut_in = self.cut_out = False
         self.reached_since = -inf
-        """When its last disconnection ended; -inf if it never was."""
+        """When its last disconnection ended; -inf if it was never disconnected."""
         self.apart: frozenset[Decider] = frozenset()
         """The coordinators that this agent cannot reach, although it may reach others."""
         self.lag_s = 0.0
@@ -277,7 +277,7 @@ class Agent(Process):
         self.arm(self.session.next_deadline(self.clock))
 
     def receive(self, delivery: tuple[Link, Ack | View]) -> None:
-        """Handle a message of the coordinator. If the link was given up, close it instead."""
+        """Handle a message of the coordinator. If this agent has given up the link, close it instead."""
         link, message = delivery
         if self.paused:
             self._backlog.append((self.receive, delivery))
@@ -302,18 +302,18 @@ class Agent(Process):
             self.arm(self.session.next_deadline(now))
 
     def link_opened(self, link: Link) -> None:
-        """Handle that the link opened, unless the coordinator has died meanwhile."""
+        """Use a link that opened, unless the coordinator has died meanwhile."""
         if not link.coordinator.alive:
             self.link_failed("connection reset")
             return
         self.link = link
-        self._session_event(Connected(place=link.coordinator.place))
+        self._session_event(Connected(endpoint_index=link.coordinator.endpoint_index))
 
     def link_failed(self, why: str) -> None:
         self._session_event(Disconnected(why))
 
     def link_lost(self, link: Link) -> None:
-        """Handle that the other side closed a link."""
+        """Handle the loss of a link that the other side closed."""
         if self.link is link:
             self.link = None
             self._session_event(Disconnected("connection reset"))

@@ -2,10 +2,11 @@
 
 The store does not lose, delay or repeat a write that it has acknowledged. Any other fault may hit a call:
 the network loses the request or the response, or the store executes the request long after the caller
-gave up. The store may freeze or exit. After a restart it has its state or, like a server without a disk, none. In bad conditions, a read may return the previous state.
+gave up. The store may freeze or exit. After a restart it has its state or, like a server without a disk, none.
+In bad conditions, a read may return the previous state.
 
 Only stored state counts. When the store executes a write, the driver therefore applies its changes again
-to the previous state, one by one, and shows each to the checkers. If the store lost the state of a job, the
+to the previous state, one by one, and passes each result to the checkers. If the store lost the state of a job, the
 job restarts with another `Life`.
 """
 
@@ -102,7 +103,7 @@ class BackendDriver:
         self._lives = 0
         self._frozen_until = 0.0
 
-    # Queries of the world.
+    # Queries by the world.
 
     def job(self, run_id: str) -> Job | None:
         """Return the stored state of a job."""
@@ -125,7 +126,7 @@ class BackendDriver:
 
     def die(self, *, host_too: bool) -> None:
         """Stop the store."""
-        self.world.note("store", "is gone, and its host with it" if host_too else "is gone")
+        self.world.note("store", "dies with its host" if host_too else "exits")
         self.alive, self.host_up = False, not host_too
 
     def restart_as(self, _number: int, _rng: Random) -> BackendDriver:
@@ -133,9 +134,9 @@ class BackendDriver:
         self.alive = self.host_up = True
         if self._rng.random() < LOSES_STATE_SHARE:
             self._jobs.clear()
-            self.world.note("store", "is back, and empty")
+            self.world.note("store", "restarts without its state")
         else:
-            self.world.note("store", "is back")
+            self.world.note("store", "restarts with its state")
         return self
 
     def pause(self) -> None:

@@ -40,7 +40,7 @@ HOOKS = (
 
 
 class Violation(Exception):
-    """An invariant does not hold. The message says in one line what happened, where and when."""
+    """An invariant does not hold. The message has one line: the invariant, what happened, and when."""
 
     def __init__(self, invariant: str, what: str, at_s: float) -> None:
         super().__init__(f"{invariant}: {what} (at {at_s:.3f} s)")
@@ -93,7 +93,7 @@ class Checker:
 
 
 class OneRound(Checker):
-    """A job has one active round at a time, and a round once formed never changes.
+    """A job has one active round at a time, and a formed round never changes.
 
     A coordinator that recovers may resume a round only if it is complete: all members returned,
     each from that round.
@@ -211,7 +211,7 @@ class GenerationGrows(Checker):
 
 
 class CountersNeverDecrease(Checker):
-    """For each run id, under any coordinator, every new generation has a higher fence than all before.
+    """For each run id, under any coordinator, every new generation has a higher fence than all earlier ones.
 
     If decisions survive their decider, generation, term and restarts never decrease. Otherwise they never
     fall below the values that a node of the job received. If all nodes leave, the restarts are reset.
@@ -313,8 +313,8 @@ class NoOlderWorkers(Checker):
 
     There are three exceptions. First, nodes that the coordinator never knew. Second, if nodes let their
     workers run (`on_lost=run`), nodes that were lost because they were disconnected, in the job or after
-    they left it. The connection at the time of the loss counts: a node that is stopped and reconnected
-    after that does not know yet that it is lost. Third, the workers of a replaced coordinator.
+    they left it. A stopped node is an exception only if it was disconnected at the time of the loss, or
+    shortly before: it does not know yet that it is lost. Third, the workers of a replaced coordinator.
     """
 
     def __init__(self, world: World) -> None:
@@ -346,7 +346,7 @@ class NoOlderWorkers(Checker):
             decider in self.world.replaced
             or (agent.job.run_id, generation) in self._started_by_replaced
         ):
-            return  # The second case: a successor continues a generation of a replaced coordinator.
+            return  # The third exception; a successor may continue the generation of a replaced coordinator.
         by = decider.number
         known, excused = self._known.get(by, set()), self._excused.get(by, set())
         for other in agent.job.agents:
@@ -372,7 +372,7 @@ class BudgetKept(Checker):
         if before is None or decision.adopted or before.phase is JobPhase.RECOVERING:
             return
         if after.nodes == 0 or before.nodes == 0:
-            return  # A job starts afresh after all nodes have left.
+            return  # After all nodes have left, the job's budget is reset.
         charged = after.restarts - before.restarts
         joins = status is not None and status.info.incarnation not in before.incarnations
         if status is not None and (before.round[0] == 0 or joins):
@@ -542,19 +542,19 @@ class FencedStaysOut(Checker):
 
 
 class EarlierCoordinatorIgnored(Checker):
-    """A node that obeyed a later coordinator never obeys an earlier one again, alive or not."""
+    """A node that obeyed a later coordinator never obeys an earlier one again, even if the later one is dead."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._places: dict[Agent, int] = {}
 
     def view_received(self, agent: Agent, view: View) -> None:
-        place = getattr(agent.decider(view), "place", 0)
+        endpoint_index = getattr(agent.decider(view), "endpoint_index", 0)
         latest = self._places.get(agent, 0)
-        if place < latest:
-            self.violated(f"{agent.node} obeys place {place} after {latest}")
-        if place:
-            self._places[agent] = place
+        if endpoint_index < latest:
+            self.violated(f"{agent.node} obeys endpoint {endpoint_index} after {latest}")
+        if endpoint_index:
+            self._places[agent] = endpoint_index
 
 
 UNDISTURBED_S = 15.0  # The effects of an earlier disturbance last at most this long.
@@ -580,7 +580,7 @@ class NoNeedlessRestart(Checker):
         if effect.reason is not StopReason.GENERATION_CHANGED or world.now >= self._watch_until:
             return
         if agent.job.self_fencing:
-            return  # Nodes without a coordinator for long stop their workers and report this.
+            return  # Nodes that have no coordinator for long stop their workers and report this.
         closed = agent.view is not None and agent.view.role is NodeRole.CLOSED
         if world.disturbed_at == self._undisturbed_since and not closed:
             self.violated(f"{agent.node} restarts its workers because the coordinator did")

@@ -39,7 +39,7 @@ class Coordinator(Process):
     In some worlds the coordinator keeps a state file, and its successor on the endpoint reads it. In the
     others the successor starts without state. Some successors are started by an agent that restarted. Such
     a successor does not know that it has a predecessor, so it does not wait for nodes. A coordinator that
-    took over from another one has a later place in the endpoint list.
+    took over from another one has a later position in the endpoint list.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Coordinator(Process):
         rng: Random,
         *,
         keeps_state: bool | None = None,
-        place: int = 0,
+        endpoint_index: int = 0,
         saved_jobs: Sequence[SavedJob] | None = None,
     ) -> None:
         super().__init__(world, f"coordinator {number}", rng)
@@ -57,14 +57,14 @@ class Coordinator(Process):
         """Whether a successor starts with this coordinator's state."""
         hurries = rng.random() < HURRIES_SHARE
         self.number = number
-        self.place = place
+        self.endpoint_index = endpoint_index
         self.links: dict[tuple[str, str, int], Link] = {}
         self.machine = world.machines.coordinator(
             self.clock,
             silence_s=SILENCE_S,
             grace_s=GRACE_S,
             follows_another=number > 1 and not hurries,
-            place=place,
+            endpoint_index=endpoint_index,
             saved_jobs=saved_jobs,
             fence_floor=int(world.now * 1000),
             strict=True,
@@ -177,7 +177,7 @@ class Coordinator(Process):
             number,
             rng,
             keeps_state=self.keeps_state,
-            place=self.place,
+            endpoint_index=self.endpoint_index,
             saved_jobs=saved_jobs,
         )
 

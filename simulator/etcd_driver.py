@@ -5,7 +5,7 @@ itself first hands over, like a real agent.
 
 Only stored decisions count: the checkers get a leader's decisions when its transaction is performed, not
 when it is sent or answered, because a leader may die in between. A job that restarts after all of its nodes
-were gone has another `Life`.
+have left has another `Life`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 PREFIX = "/sim"
 LEASE_S = 5.0
 LEAVE_S = 2.0
-OPS_MAX = 4  # So few that a leader may die between two portions even in a small job.
+OPS_MAX = 4  # So low that a leader may die between two portions even in a small job.
 
 
 class EtcdAgent(Agent):
@@ -245,7 +245,7 @@ class EtcdDriver:
         """Whether connections are refused, not ignored, while etcd is down."""
         return self.network.host_up
 
-    # Queries of the world.
+    # Queries by the world.
 
     def job(self, run_id: str) -> Job | None:
         """Return the stored state of a job."""

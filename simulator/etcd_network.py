@@ -29,9 +29,8 @@ LATE_SHARE = 0.25  # The share of requests sent during a cut that arrive if it e
 LATE_S = 6.0
 CATCH_UP_S = 0.1  # The interval at which watches that began in the past catch up.
 LEASE_CHECK_S = 0.5  # The interval at which etcd ends expired leases.
-HELD_CHANGES_MAX = (
-    256  # Changes held per watch while its agent is unreachable; then the watch ends.
-)
+HELD_CHANGES_MAX = 256
+"""Changes held per watch while its agent is unreachable; beyond this number the watch ends."""
 NEVER = float("inf")
 
 TIMED_OUT = Problem(ProblemKind.UNREACHABLE, "timed out")
@@ -51,13 +50,13 @@ class EtcdUser(Protocol):
         """Call `what` later, unless the agent has exited."""
 
     def answered(self, result: tuple[int, Answer]) -> None:
-        """Receive the answer to the request of this number."""
+        """Receive the answer to the request with this number."""
 
     def changed(self, result: tuple[int, int, tuple[Change, ...]]) -> None:
-        """Receive the changes of the watch of this number, up to a revision."""
+        """Receive the changes of the watch with this number, up to a revision."""
 
     def watch_ended(self, result: tuple[int, Problem]) -> None:
-        """Receive the end of the watch of this number."""
+        """Receive the end of the watch with this number."""
 
 
 class _Call:
@@ -319,7 +318,7 @@ class EtcdNetwork:
 
     def stop(self, *, host_too: bool = False) -> None:
         """Stop etcd. If its hosts die too, nothing closes the connections."""
-        self._world.note("etcd", "is gone, and its hosts with it" if host_too else "is gone")
+        self._world.note("etcd", "dies with its hosts" if host_too else "exits")
         self.alive = False
         self.host_up = not host_too
         for stream in list(self._streams.values()):
@@ -332,14 +331,14 @@ class EtcdNetwork:
     def restart(self, _arg: object = None) -> None:
         """Start etcd again, with its data."""
         if not self.alive:
-            self._world.note("etcd", "is back")
+            self._world.note("etcd", "restarts")
             self.alive = self.host_up = True
             self._busy_until = 0.0
             self.etcd.failover(self._world.now)
             self._arm()
 
     def elect(self, pause_s: float) -> None:
-        """Change etcd's leader: for this long requests are delayed."""
+        """Change etcd's leader, which delays requests for this long."""
         self._world.note("etcd", f"elects another leader, for {pause_s:.3f} s")
         self._busy_until = self._world.now + pause_s
         self.etcd.failover(self._busy_until)

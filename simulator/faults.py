@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.coordinator.endpoint_list import PROBE_S
-from holdfast.core.limits import PLACES_MAX, REPORT_BYTES_MAX
+from holdfast.core.limits import COORDINATORS_MAX, REPORT_BYTES_MAX
 from holdfast.core.protocol import Request
 from holdfast.core.requests import Action
 from holdfast.core.rounds import drained_nodes
@@ -104,7 +104,7 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "coordinator",
-            "the coordinator dies and returns, also several times in a row",
+            "the coordinator dies and returns, sometimes several times in a row",
             {"coordinator": 4.0, "coordinator_host": 0.7, "fail": 0.7, "kill": 0.4, "join": 0.4},
             8.0,
             only_on={"etcd": {**_ETCD, "leader": 2.0}},
@@ -560,7 +560,7 @@ class FaultInjector:
         """Let the coordinator die permanently, and let an operator start another one elsewhere."""
         world, old = self._world, self._world.coordinator
         assert isinstance(old, Coordinator)
-        if not old.alive or old.place + 1 >= PLACES_MAX:
+        if not old.alive or old.endpoint_index + 1 >= COORDINATORS_MAX:
             return
         world.kill_coordinator(host_too=self._rng.random() < 0.7)
 
@@ -579,7 +579,12 @@ class FaultInjector:
         world, old = self._world, self._world.coordinator
         assert isinstance(old, Coordinator)
         is_single = not any(one.alive for one in world.replaced)
-        if not old.alive or old.paused or not is_single or old.place + 1 >= PLACES_MAX:
+        if (
+            not old.alive
+            or old.paused
+            or not is_single
+            or old.endpoint_index + 1 >= COORDINATORS_MAX
+        ):
             return
         world.disturb()
         agents = [agent for job in world.jobs.values() for agent in job.living]

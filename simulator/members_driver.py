@@ -111,7 +111,7 @@ class MembersDriver(EtcdDriver):
 
     def lose(self, name: str) -> None:
         """Lose a machine's member, with its data."""
-        self.world.note(f"member {name}", "is gone with its data")
+        self.world.note(f"member {name}", "is lost with its data")
         self.members.lose(name)
 
     def end_member(self) -> None:
@@ -124,7 +124,7 @@ class MembersDriver(EtcdDriver):
         """Lose messages from one machine's member to some others."""
         name = self._random_member()
         cut = {(name, one) for one in self.members.machines if self._rng.random() < 0.7}
-        self.world.note(f"member {name}", "is cut off from {0}", sorted(one for _, one in cut))
+        self.world.note(f"member {name}", "is disconnected from {0}", sorted(one for _, one in cut))
         self.members.cut |= cut - {(name, name)}
         self.members.after(length_s, lambda: self.members.cut.difference_update(cut))
 

@@ -244,7 +244,7 @@ class Network:
         assert isinstance(newest, Coordinator)
         for one in (*self.world.replaced, newest):
             is_up = one.alive and not one.paused and one not in agent.apart
-            if is_up and one.place >= agent.session.place:
+            if is_up and one.endpoint_index >= agent.session.endpoint_index:
                 return one
         return newest
 

@@ -181,7 +181,7 @@ class Driver(Protocol):
         """Return an agent that uses this driver."""
 
     def cut(self, agent: Agent) -> None:
-        """Handle that an agent was disconnected."""
+        """Handle the disconnection of an agent."""
 
     def die(self, *, host_too: bool) -> None: ...
 
@@ -388,7 +388,7 @@ class World:
             hook()
 
     def take_over(self, _arg: object = None) -> None:
-        """Let an operator start a coordinator at another place, even if the earlier one is alive."""
+        """Let an operator start a coordinator at another endpoint, even if the earlier one is alive."""
         before = self.coordinator
         assert isinstance(before, Coordinator)
         self.disturb()  # Earlier events are handled only now, and nodes may reconnect too late.
@@ -396,13 +396,15 @@ class World:
         rng = seeded(self._rng.getrandbits(64))
         if before.alive:
             self.replaced.append(before)
-        number, place = self.coordinators_started, before.place + 1
-        self.coordinator = Coordinator(self, number, rng, keeps_state=False, place=place)
+        number, endpoint_index = self.coordinators_started, before.endpoint_index + 1
+        self.coordinator = Coordinator(
+            self, number, rng, keeps_state=False, endpoint_index=endpoint_index
+        )
         for hook in self._hooks["coordinator_returned"]:
             hook()
 
     def restart_replaced(self, old: Coordinator) -> Coordinator:
-        """Restart a replaced coordinator at its place, and return it."""
+        """Restart a replaced coordinator at its endpoint, and return it."""
         old.die(host_too=False)
         self.coordinators_started += 1
         rng = seeded(self._rng.getrandbits(64))

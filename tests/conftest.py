@@ -1,8 +1,8 @@
 """Every test must leave this process without additional processes, threads or descriptors.
 
 The idea is from dask's `pytest_resourceleaks`. A check takes about a millisecond. A new process or thread may be
-about to exit, so the check waits up to `PATIENCE_S` for it; only a test that leaks waits that long. Leaked processes are killed, so that
-the next tests are not blamed.
+about to exit, so the check waits up to `PATIENCE_S` for it; only a test that leaks waits that long. The check kills
+leaked processes, so that the next tests do not fail too.
 
 Processes are found by a variable in their environment, not by their parent, because the init process adopts
 processes that a test left behind.
@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     os.environ[MARK] = str(os.getpid())
     os.environ["HOME"] = config.stash[HOME] = tempfile.mkdtemp(prefix="holdfast-tests-home-")
-    os.environ["XDG_RUNTIME_DIR"] = config.stash[HOME]
+    os.environ["HOLDFAST_RUNTIME_DIR"] = config.stash[HOME]
     for one in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(one) == signal.SIG_IGN:
             interrupt = one == signal.SIGINT

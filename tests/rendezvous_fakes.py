@@ -1,4 +1,4 @@
-"""For tests of agents: scripted rounds, and workers that run a shell script."""
+"""Scripted rounds, and workers that run a shell script, for tests of agents."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ScriptedRendezvous(RendezvousHandler):
         self._make_store = make_store
         self.waiting = waiting or []
         self.rounds = 0
-        self.asked = 0
+        self.polls = 0
 
     def get_backend(self) -> str:
         return "scripted"
@@ -51,7 +51,7 @@ class ScriptedRendezvous(RendezvousHandler):
         pass
 
     def num_nodes_waiting(self) -> int:
-        self.asked += 1
+        self.polls += 1
         return self.waiting.pop(0) if self.waiting else 0
 
     def get_run_id(self) -> str:

@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TIMES = struct.Struct("<qqq")  # The size of the world (0: failed), call, return.
+TIMES = struct.Struct(
+    "<qqq"
+)  # The world size (0: failed), the times of the call and of its return.
 READY = b"r"
 PR_SET_PDEATHSIG = 1  # A child does not outlive this process.
 

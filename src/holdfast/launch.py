@@ -49,6 +49,6 @@ def _checked(args: Namespace) -> Namespace:
 
 
 if __name__ == "__main__":
-    from holdfast.cli.main import be_command, run_command
+    from holdfast.cli.main import run_and_exit, run_command
 
-    be_command(lambda: run_command(sys.argv[1:], lambda words: _checked(parse_args(words))))
+    run_and_exit(lambda: run_command(sys.argv[1:], lambda words: _checked(parse_args(words))))

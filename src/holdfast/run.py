@@ -29,6 +29,6 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    from holdfast.cli.main import be_command, run_command
+    from holdfast.cli.main import run_and_exit, run_command
 
-    be_command(lambda: run_command(sys.argv[1:]))
+    run_and_exit(lambda: run_command(sys.argv[1:]))

@@ -38,7 +38,7 @@ GAPS = {
     "listed keys": {"FileStore": "its own keys are listed too, without their first letters"},
     "deletion of nothing": {"FileStore": "it reports that a missing key was deleted"},
     "waits ended by add": {"HashStore": "such a wait ends only by its timeout"},
-    "extended api": {"FileStore": "it reports that it has none, but has it"},
+    "extended api": {"FileStore": "it reports that it has no extended API, but has one"},
     "own times": {
         "FileStore": "it checks the clock once a second",
         "PrefixStore": "its barriers have a timeout of their own, which cannot be set",

@@ -1,4 +1,4 @@
-"""Reports and records of other nodes with any bytes: they are decoded or refused, and crash no agent."""
+"""Any bytes in the reports and records of other nodes are decoded or refused, and never crash an agent."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_any_shared_state_is_used_or_refused(data: DataObject) -> None:
         after = run_node(session(name, incarnation), state)
         if after is not None:
             decode(after)
-    event("gone on with")
+    event("used")
 
 
 # Records in etcd.

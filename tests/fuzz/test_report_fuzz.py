@@ -1,4 +1,4 @@
-"""Log directories with arbitrary content: a report is made from the readable part, or refused."""
+"""A report is made from the readable part of a log directory with arbitrary content, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any bytes in any pieces at the server of the TCPStore protocol: requests, or a closed connection."""
+"""The server of the TCPStore protocol parses any bytes, in any pieces, or closes the connection."""
 
 from __future__ import annotations
 

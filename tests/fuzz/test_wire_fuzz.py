@@ -1,4 +1,4 @@
-"""Bytes of every kind, in any order and any pieces: the result is messages, or a `WireError`."""
+"""Any bytes, in any pieces, are decoded into messages, or raise a `WireError`."""
 
 from __future__ import annotations
 

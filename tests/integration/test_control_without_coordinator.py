@@ -65,7 +65,7 @@ class Machines:
     def env(self, name: str) -> dict[str, str]:
         folder = self.cluster.folder / name
         folder.mkdir(exist_ok=True)
-        return {**self._env, "XDG_RUNTIME_DIR": str(folder)}
+        return {**self._env, "HOLDFAST_RUNTIME_DIR": str(folder)}
 
     def start(self, *names: str) -> None:
         for name in names:

@@ -106,9 +106,8 @@ def received(event: Event) -> ComparedEvent:
     values = {key: event.metadata[key] for key in same}
     for key in ("entry_point", "local_rank", "role_rank", "role_world_size"):
         value = inner.get(key)
-        values[key] = (
-            value[0] if isinstance(value, list) else value
-        )  # torchrun's values are lists with one item.
+        # torchrun's values are lists with one item.
+        values[key] = value[0] if isinstance(value, list) else value
     return ComparedEvent(event.source.value, event.name, list(event.metadata), list(inner), values)
 
 

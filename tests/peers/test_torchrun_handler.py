@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.core.limits import TERMS_PER_PLACE
+from holdfast.core.limits import TERMS_PER_ENDPOINT
 from holdfast.etcd.runner import hold_port
 from real_coordinators import Coordinator, eventually
 from real_teams import free_port
@@ -94,7 +94,7 @@ def test_coordinator_takeover_restarts_no_worker() -> None:
             meet(*nodes)
         with Coordinator("--take-over", f"--endpoint={job.endpoint}"):
             memberships = [node._node._membership for node in nodes]
-            eventually(lambda: all(one.view.term >= TERMS_PER_PLACE for one in memberships))
+            eventually(lambda: all(one.view.term >= TERMS_PER_ENDPOINT for one in memberships))
             assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
             for node in nodes:
                 node.shutdown()

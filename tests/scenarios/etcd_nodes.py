@@ -499,7 +499,7 @@ def value_text(key: bytes, value: bytes) -> str:
     if key.startswith(KEYS.nodes) and (node := unpack(NodeRecord, value)):
         status = node.status
         text = f"status {status.seq} {status.phase.value} {status.generation}"
-        return text + (f", call {node.call}" if node.call else "")
+        return text + (f", call {node.roll_call}" if node.roll_call else "")
     if key.startswith(KEYS.views) and (view := unpack(View, value)):
         return f"{view.term}.{view.revision} {described(view)}"
     return value.removeprefix(MARK + b" ").decode(errors="replace").replace("\n", " at ")

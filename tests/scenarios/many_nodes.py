@@ -329,8 +329,8 @@ class CoordinatorPlayer:
 
     Verbs are those of rounds (join, status, repeat, heartbeat, fails, succeeds, leaves), and
     `disconnected a`, `tick`, `close job outcome why`, `request id job action node`. `new coordinator` starts a
-    successor without state; with `saved` it has the saved jobs, in the agent of `host`; with `place=1` it took
-    over at another place. A node joins `from` an address (by default its own), and with `reaches` over
+    successor without state; with `saved` it has the saved jobs, in the agent of `host`; with `endpoint=1` it took
+    over at another endpoint. A node joins `from` an address (by default its own), and with `reaches` over
     one of the coordinator's addresses. Nodes apply each view; with `unreachable=a`, a gets no messages. The
     output has the answers, the jobs and the next deadline.
     """
@@ -364,13 +364,15 @@ class CoordinatorPlayer:
                 self.links: dict[str, tuple[str, str]] = {}
                 self.clock = Clock()
             host = fields([word for word in words if word.startswith("host=")]).get("host", "")
-            place = fields([word for word in words if word.startswith("place=")]).get("place", "0")
+            endpoint_index = fields([word for word in words if word.startswith("endpoint=")]).get(
+                "endpoint", "0"
+            )
             self.machine = CoordinatorMachine(
                 self.clock.now,
                 silence_s=5.0,
                 grace_s=0.2,
                 follows_another=follows,
-                place=int(place),
+                endpoint_index=int(endpoint_index),
                 saved_jobs=saved_jobs,
                 host=host,
                 strict=True,
@@ -504,7 +506,7 @@ class SessionPlayer:
             case "tick":
                 return TICK
             case "connected":
-                return ms.Connected(place=int(given.get("place", "0")))
+                return ms.Connected(endpoint_index=int(given.get("endpoint", "0")))
             case "disconnected":
                 return ms.Disconnected(" ".join(words))
             case "rejoined":
@@ -587,8 +589,8 @@ class SessionPlayer:
 
     def _state(self) -> str:
         deadline = self.machine.next_deadline(self.clock.now)
-        place = f" at place {self.machine.place}" if self.machine.place else ""
-        return f"{self.machine.connection.value}{place}, next at {round(deadline, 3):g}"
+        at = f" at endpoint {self.machine.endpoint_index}" if self.machine.endpoint_index else ""
+        return f"{self.machine.connection.value}{at}, next at {round(deadline, 3):g}"
 
 
 class CoordinatedPlayer:

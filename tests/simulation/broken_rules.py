@@ -184,7 +184,7 @@ class IgnoresSavedJobs(CoordinatorMachine):
 class IgnoresPlaces(Session):
     """A node connects to a coordinator that was replaced."""
 
-    place = property(lambda _: 0, lambda *_: None)
+    endpoint_index = property(lambda _: 0, lambda *_: None)
 
 
 class RoundNumberReused(Rounds):
@@ -280,8 +280,8 @@ class IgnoresFlapping(Rounds):
 class SettlesForever(IgnoresFlapping):
     """Every node that joins restarts the settle time without a limit, and flapping nodes are not excluded."""
 
-    def _settle(self, *, is_first: bool) -> None:
-        super()._settle(is_first=True)
+    def _wait_for_more_nodes(self, *, is_first: bool) -> None:
+        super()._wait_for_more_nodes(is_first=True)
 
 
 class ClosedReopens(Rounds):

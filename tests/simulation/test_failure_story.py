@@ -1,4 +1,4 @@
-"""The causes in stories connect a failure from a worker's exit, over all machines, to all nodes."""
+"""The causes in stories connect a worker's failure, through all machines, to the restart on all nodes."""
 
 from __future__ import annotations
 

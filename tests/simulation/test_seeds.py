@@ -49,14 +49,14 @@ def test_every_invariant_holds_for_longer(driver: str) -> None:
 
 
 # In the same runs, sending reports without parts makes nodes lost: `test_broken_rules`.
-def test_long_reports_over_slow_links_make_no_node_lost() -> None:
+def test_long_reports_over_slow_links_do_not_lose_a_node() -> None:
     for seed in range(SEEDS_IN_A_TEST):
         held(seed, nodes=5, profile="slow", minutes=1.7)
 
 
 # Fixed faults: writes that were performed late overwrote newer ones; nodes that joined just after the job had
-# failed did not learn of its end; nodes that reported often did not renew their leases. Two seeds are about
-# faults of checkers: the late end of a lease that etcd had renewed, and a failure that was reported to a new
+# failed did not learn of its end; nodes that reported often did not renew their leases. Two seeds concern
+# faults in checkers: the late end of a lease that etcd had renewed, and a failure that was reported to a new
 # leader. In the three before the last, members of the job's own etcd dropped data that the others lacked. In
 # the last, a node joined with a request to drain another one, and members changed their ranks.
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_fixed_faults_on_etcd_do_not_recur(seed: int, profile: str, nodes: int) 
     held(seed, nodes=nodes, profile=profile, driver="etcd")
 
 
-# Nodes that joined just after the job had failed did not learn of its end. Two seeds are about faults of
+# Nodes that joined just after the job had failed did not learn of its end. Two seeds concern faults in
 # checkers: one considered a running node stopped because its store did not respond; the last one did not excuse
 # a replaced node that was lost later. In seed 433 a node joined with a request to drain another one, and
 # members changed their ranks.
@@ -102,7 +102,7 @@ def test_fixed_faults_on_a_backend_do_not_recur(
 
 
 # An agent that replaced a member did not get its rank after a new coordinator had resumed the round; failures
-# were charged although a member was lost. The last two are about faults of checkers: one mistook a node that
+# were charged although a member was lost. The last two concern faults in checkers: one mistook a node that
 # left for a removed node; the other excused a disconnected and lost node only until it reconnected, although
 # it was stopped then.
 @pytest.mark.parametrize(

@@ -152,9 +152,9 @@ class CoordinatedJob:
 
     # Effects.
 
-    def perform(self, effect: Effect, cause: str, *, is_attended: bool = False) -> None:
+    def perform(self, effect: Effect, cause: str, *, defers_threads: bool = False) -> None:
         """Send a report to the coordinator, or a notice to the user."""
-        del is_attended
+        del defers_threads
         membership = self._joined
         match effect:
             case supervision.ReportStatus(NodePhase.FAILED, generation, clear, ends_job):
@@ -202,7 +202,7 @@ class CoordinatedJob:
         if self.workers_deadline is not None:
             self.workers_deadline.end()
 
-    def settle(self) -> None:
+    def start_deferred_services(self) -> None:
         self._handler.serve_now()
 
     def _describe_failure(self, *, is_complete: bool) -> tuple[Failure, bytes]:

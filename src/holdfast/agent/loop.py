@@ -76,8 +76,8 @@ if TYPE_CHECKING:
     from holdfast.processes.workers.group import PContext
     from holdfast.processes.workers.pages import Progress
 
-    Busy = Callable[[str], AbstractContextManager[None]]
-    """`AgentLoop.busy`: a context for a wait that a signal interrupts."""
+    LongWait = Callable[[str], AbstractContextManager[None]]
+    """`AgentLoop.long_wait`: a context for a wait that a signal interrupts."""
 
     class JobPart(Protocol):
         """This node's part in the job: `agent.coordinated_job` or `agent.polled_job`."""
@@ -121,7 +121,7 @@ if TYPE_CHECKING:
         def cause_of(self, event: Event) -> str:
             """Return the id of the message that caused an event."""
 
-        def perform(self, effect: Effect, cause: str, *, is_attended: bool) -> Event | None:
+        def perform(self, effect: Effect, cause: str, *, defers_threads: bool) -> Event | None:
             """Perform an effect that concerns other nodes; return its outcome if it is known at once."""
 
         def assign_ranks(self) -> None:
@@ -133,7 +133,7 @@ if TYPE_CHECKING:
         def explain_expiry(self) -> None:
             """Report why the keeper killed the workers."""
 
-        def settle(self) -> None:
+        def start_deferred_services(self) -> None:
             """Start the services that a short run does not need."""
 
         def failures(self, local: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
@@ -159,8 +159,8 @@ if TYPE_CHECKING:
         def prepare(self) -> None:
             """Begin work that speeds up the first start, such as importing modules to fork from."""
 
-        def start(self, order: StartOrder, busy: Busy) -> Mapping[int, object]:
-            """Start a generation; return the workers' ids by local rank. `busy` wraps long waits."""
+        def start(self, order: StartOrder, long_wait: LongWait) -> Mapping[int, object]:
+            """Start a generation; return the workers' ids by local rank. `long_wait` wraps long waits."""
 
         def begin_stop(self, order: StopOrder) -> Event | None:
             """Begin to stop the workers; return the outcome if it is known at once."""
@@ -180,7 +180,7 @@ if TYPE_CHECKING:
         def failures_so_far(self) -> dict[int, ProcessFailure]:
             """Return the known failures by global rank, even while other workers still run."""
 
-        def settle(self) -> None:
+        def start_deferred_services(self) -> None:
             """Start the services that a short run does not need."""
 
         def close(self) -> None:
@@ -243,7 +243,7 @@ class AgentLoop:
         own loop.
         """
         with self.reporter:
-            self.services.begin(self._settle)
+            self.services.begin(self._start_deferred_services)
             try:
                 with self.watched_signals():
                     self.reporter.run_started()
@@ -360,11 +360,11 @@ class AgentLoop:
         services.poll(time.monotonic())
 
     @contextmanager
-    def busy(self, what: str) -> Iterator[None]:
+    def long_wait(self, what: str) -> Iterator[None]:
         """Let a signal interrupt a wait outside of the loop, such as in a user's code."""
         with ExitStack() as stack:
             stack.enter_context(self.signals.raising())
-            stack.enter_context(self.services.away(what))
+            stack.enter_context(self.services.suspend_probe(what))
             if self.membership is not None:
                 stack.enter_context(self.membership.heartbeat)  # Meanwhile the loop need not turn.
             yield
@@ -448,7 +448,7 @@ class AgentLoop:
             case supervision.JoinRound():
                 if self.machine.generation >= 0:
                     log_restart(self.machine, self.workers.result.failures)
-                with self.busy("the rendezvous"):
+                with self.long_wait("the rendezvous"):
                     return self._perform_in_job(effect, step)
             case supervision.StartWorkers(generation):
                 self._stop_step = ""
@@ -471,7 +471,7 @@ class AgentLoop:
             case supervision.SignalProcess(pid, signum):
                 self.services.watchdogs.signal(pid, signum)
             case supervision.EnterBarrier():
-                with self.busy("the exit barrier"):
+                with self.long_wait("the exit barrier"):
                     return self._perform_in_job(effect, step)
             case supervision.Finish():
                 self._finish = effect
@@ -480,12 +480,14 @@ class AgentLoop:
         return None
 
     def _perform_in_job(self, effect: Effect, step: str) -> Event | None:
-        return self.job.perform(effect, step, is_attended=self.is_attended)
+        return self.job.perform(effect, step, defers_threads=self.defers_threads)
 
-    def start_generation(self, start: Callable[[StartOrder, Busy], Mapping[int, object]]) -> None:
+    def start_generation(
+        self, start: Callable[[StartOrder, LongWait], Mapping[int, object]]
+    ) -> None:
         """Start the workers of the machine's generation, and report it."""
         begun, group, machine = time.monotonic(), self.group, self.machine
-        for local_rank, worker_id in start(self.start_order(), self.busy).items():
+        for local_rank, worker_id in start(self.start_order(), self.long_wait).items():
             group.workers[local_rank].id = worker_id
         group.state = WorkerState.HEALTHY
         job = self.job
@@ -502,7 +504,7 @@ class AgentLoop:
             previous_world_size=world_size,
             last_end=self.job.last_reason or why if self.previous else "",
             deadline=self.job.workers_deadline,
-            is_attended=self.is_attended,
+            defers_threads=self.defers_threads,
         )
 
     def _begin_stop(self, reason: StopReason | None, signum: int) -> Event | None:
@@ -551,10 +553,10 @@ class AgentLoop:
         self.services.poll(time.monotonic())
         self._dispatch(self.services.take_events())
 
-    def _settle(self) -> None:
+    def _start_deferred_services(self) -> None:
         """Start the services that a short run does not need."""
-        self.workers.settle()
-        self.job.settle()
+        self.workers.start_deferred_services()
+        self.job.start_deferred_services()
 
     def _begin_control(self) -> ControlPoint:
         """Prepare the control point, at which `holdfast ps` and other commands find the job."""
@@ -571,13 +573,13 @@ class AgentLoop:
         return self.job.membership
 
     @property
-    def is_attended(self) -> bool:
+    def defers_threads(self) -> bool:
         """Whether this is the first second of a run, in which threads start only when they are needed.
 
         After it, the agent starts all of them, because threads, descriptors or the installed files may
         become unavailable later.
         """
-        return not self.workers.blocks and not self.services.is_settled
+        return not self.workers.blocks and not self.services.has_started_deferred_services
 
     @property
     def _context(self) -> PContext | None:

@@ -104,19 +104,19 @@ class PolledJob:
 
     # Effects.
 
-    def perform(self, effect: Effect, cause: str, *, is_attended: bool) -> Event:
+    def perform(self, effect: Effect, cause: str, *, defers_threads: bool) -> Event:
         """Join a round, or wait for the other nodes at the end."""
         del cause
         if isinstance(effect, supervision.JoinRound):
-            return self._join_round(is_attended=is_attended)
+            return self._join_round(defers_threads=defers_threads)
         assert isinstance(effect, supervision.EnterBarrier)
         self.exit_barrier()
         return supervision.BarrierEnded()
 
-    def _join_round(self, *, is_attended: bool) -> Event:
+    def _join_round(self, *, defers_threads: bool) -> Event:
         """Join the next round, and give the workers their ranks."""
         group = self.group
-        self.find_round(lambda: self.next_round(is_attended=is_attended))
+        self.find_round(lambda: self.next_round(defers_threads=defers_threads))
         assert group.group_rank is not None
         assert group.group_world_size is not None
         joined = supervision.RoundJoined(self._round, group.group_rank, group.group_world_size)
@@ -135,11 +135,13 @@ class PolledJob:
                 self._reporter.rendezvous_ended(problem)
                 raise
 
-    def next_round(self, assign: AssignRanks | None = None, *, is_attended: bool = False) -> None:
+    def next_round(
+        self, assign: AssignRanks | None = None, *, defers_threads: bool = False
+    ) -> None:
         """Wait for the next round that includes this node; `assign` replaces the exchange of ranks."""
         group, spec = self.group, self.group.spec
         if isinstance(spec.rdzv_handler, RendezvousHandler):
-            spec.rdzv_handler.is_attended = is_attended
+            spec.rdzv_handler.defers_threads = defers_threads
         info = spec.rdzv_handler.next_rendezvous()
         group.store = info.store
         group.group_rank = info.rank
@@ -180,7 +182,7 @@ class PolledJob:
         """Wait until the workers of the other nodes have exited."""
         exit_barrier(self.group, self._exit_barrier_s)
 
-    def settle(self) -> None:
+    def start_deferred_services(self) -> None:
         handler: object = self.group.spec.rdzv_handler
         if isinstance(handler, RendezvousHandler):
             handler.serve_now()

@@ -48,7 +48,7 @@ HEALTH_PORT_ENV = "TORCHELASTIC_HEALTH_CHECK_PORT"
 PREIMPORT_AFTER_S = 1.0
 # If workers report progress, the agent samples it for the timeline in the log directory. The interval
 # grows: it is a twentieth of the time since the first sample.
-SAMPLE_PART = 0.05
+SAMPLE_SHARE = 0.05
 SAMPLE_S_MIN, SAMPLE_S_MAX = 0.1, 30.0
 PREIMPORTED = (
     "traceback",
@@ -95,7 +95,7 @@ class SideServices:
         self._sample_at: float | None = None
         self._sampled: dict[int, tuple[int, float]] = {}
         self._events: list[Event] = []
-        self._settle: Callable[[], None] = lambda: None
+        self._start_deferred_services: Callable[[], None] = lambda: None
         self._preimport_at: float | None = None
         self._observers = reporter.observers
         self._given_server = health_server
@@ -105,9 +105,9 @@ class SideServices:
         self.control: ControlPoint | None = None
         """Where clients connect to this agent; `AgentLoop` opens it."""
 
-    def begin(self, settle: Callable[[], None]) -> None:
-        """Start the services of a run. They call `settle` after the first second."""
-        self._settle = settle
+    def begin(self, start_deferred_services: Callable[[], None]) -> None:
+        """Start the services of a run. They call `start_deferred_services` after the first second."""
+        self._start_deferred_services = start_deferred_services
         self._preimport_at = time.monotonic() + PREIMPORT_AFTER_S
         self._health = self._given_server
         if self._health is None and os.environ.get(HEALTH_PORT_ENV):
@@ -142,7 +142,7 @@ class SideServices:
         self._close_probe()
 
     @property
-    def is_settled(self) -> bool:
+    def has_started_deferred_services(self) -> bool:
         """Whether the first second of the run is over."""
         return self._preimport_at is None
 
@@ -169,7 +169,7 @@ class SideServices:
         self._events += self.watchdogs.poll(now)
         if self._sample_at is not None and now >= self._sample_at:
             self._sample()
-            pause_s = (now - self._sampled_since) * SAMPLE_PART
+            pause_s = (now - self._sampled_since) * SAMPLE_SHARE
             self._sample_at = now + min(SAMPLE_S_MAX, max(SAMPLE_S_MIN, pause_s))
         if self._reporter.failures_due is not None and now >= self._reporter.failures_due:
             self._reporter.report_failures()
@@ -178,7 +178,7 @@ class SideServices:
         if self._preimport_at is not None and now >= self._preimport_at:
             self._preimport_at = None
             preimport()
-            self._settle()
+            self._start_deferred_services()
 
     def take_events(self) -> list[Event]:
         """Return the events since the last call."""
@@ -213,9 +213,9 @@ class SideServices:
             self._sampled.update({rank: (step, at) for rank, step, at in changed})
             self._reporter.progress_sampled(tuple(changed))
 
-    def away(self, what: str) -> AbstractContextManager[None]:
+    def suspend_probe(self, what: str) -> AbstractContextManager[None]:
         """Return a context in which the health probe does not expect the loop to respond."""
-        return self._probe.busy(what) if self._probe is not None else nullcontext()
+        return self._probe.suspended(what) if self._probe is not None else nullcontext()
 
     def _close_probe(self) -> None:
         probe, self._probe = self._probe, None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, TypeVar
 
-    from holdfast.agent.loop import Busy
+    from holdfast.agent.loop import LongWait
     from holdfast.agent.spec import WorkerGroup
     from holdfast.agent.watchdogs import Watchdogs
     from holdfast.core.machine import Event
@@ -76,8 +76,8 @@ class StartOrder(Value):
     """Why the previous generation ended."""
     deadline: WorkersDeadline | None = None
     """When the keeper kills the workers, unless the agent extends it."""
-    is_attended: bool = False
-    """Whether the caller serves the workers' output from the first byte."""
+    defers_threads: bool = False
+    """Whether threads start only when they are needed: the caller serves the workers' output itself."""
 
 
 class StopOrder(Value):
@@ -140,10 +140,10 @@ class WorkerProcesses:
             load("holdfast.processes.failures.failure")
             load("holdfast.processes.logs.follower")
 
-    def start(self, order: StartOrder, busy: Busy) -> Mapping[int, object]:
+    def start(self, order: StartOrder, long_wait: LongWait) -> Mapping[int, object]:
         given = self.environments(order)
         self.add_watchdogs(given.envs)
-        return self.launch(order, given, busy)
+        return self.launch(order, given, long_wait)
 
     def environments(self, order: StartOrder) -> Environments:
         """Return arguments, environments and log prefixes of a generation's workers."""
@@ -180,16 +180,16 @@ class WorkerProcesses:
         for rank, env in envs.items():
             env.update(self._watchdogs.environment(rank))
 
-    def launch(self, order: StartOrder, given: Environments, busy: Busy) -> dict[int, int]:
+    def launch(self, order: StartOrder, given: Environments, long_wait: LongWait) -> dict[int, int]:
         """Start the processes; return their ids by local rank."""
         self.release()
         self._generation, self._stuck = order.generation, {}
         keeper = self._obtain_keeper() if self._warm is not None else None
         if self._warm is not None and keeper is not None:
-            with busy("imports"):  # The user's modules may take any time as they are imported.
+            with long_wait("imports"):  # The user's modules may take any time as they are imported.
                 self._warm.await_ready(keeper)
         if callable(self.group.spec.entrypoint):
-            with busy("the start of functions"):  # A fork server imports the user's modules.
+            with long_wait("the start of functions"):  # A fork server imports the user's modules.
                 context = self._start_context(order, given)
         else:
             context = self._start_context(order, given)
@@ -221,7 +221,7 @@ class WorkerProcesses:
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
             capture_stderr=settings.capture_stderr,
             world_size=self.group.workers[0].world_size,
-            is_attended=order.is_attended,
+            defers_threads=order.defers_threads,
         )
         return start_group(
             group, keeper=self._obtain_keeper(), warm=self._warm, deadline=order.deadline
@@ -313,7 +313,7 @@ class WorkerProcesses:
 
     # The end.
 
-    def settle(self) -> None:
+    def start_deferred_services(self) -> None:
         if self.context is not None:
             self.context.follow_output()
 

@@ -23,7 +23,7 @@ from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.coordinator.endpoint_list import FIRST_PROBE_S, EndpointList
 from holdfast.coordinator.server import CoordinatorServer, warn_if_open
 from holdfast.coordinator.state_file import StateFile
-from holdfast.core.limits import PLACES_MAX
+from holdfast.core.limits import COORDINATORS_MAX
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.etcd.cluster_list import advice, parse_machines
 from holdfast.etcd.cluster_member import running_member
@@ -49,7 +49,7 @@ DEFAULT_ENDPOINT = "localhost"
 RESOLVE_S = 30.0
 ADDRESSES_SHOWN_MAX = 4
 NODES_SHOWN_MAX = 100
-OWN_PLACE_S = 5.0
+RESOLVE_OWN_S = 5.0
 DRAIN_S = 5.0
 """How long to wait for nodes to receive the outcome of their job."""
 
@@ -162,18 +162,18 @@ def execute(args: argparse.Namespace) -> None:
             _run_member(args)
         return
     endpoints = parse_rendezvous_endpoints(
-        args.endpoint, DEFAULT_PORT, PLACES_MAX, flag="--endpoint"
+        args.endpoint, DEFAULT_PORT, COORDINATORS_MAX, flag="--endpoint"
     )
     config = _config(args)
-    place = _own_place(args, endpoints) if args.take_over else 0
-    host, port = endpoints[place]
+    endpoint_index = _own_endpoint_index(args, endpoints) if args.take_over else 0
+    host, port = endpoints[endpoint_index]
     token = config.token_for(host, os.environ)
     tls = config.tls_with(token)
     if tls is not None:
         tls.for_server()  # If a file is unusable, this raises before the port is bound.
     raise_descriptor_limit()
     state_path = args.state or config.state_file
-    places = _endpoint_list(args, config, endpoints, token) if len(endpoints) > 1 else None
+    endpoint_list = _endpoint_list(args, config, endpoints, token) if len(endpoints) > 1 else None
     with story_to(args.story):
         try:
             listener = try_bind(host, port, is_host=True)
@@ -186,7 +186,17 @@ def execute(args: argparse.Namespace) -> None:
         try:
             warn_if_open(listener, token, tls, host)
             state = StateFile(state_path) if state_path else None
-            _serve(args, config, host, listener, token, tls, state, place=place, places=places)
+            _serve(
+                args,
+                config,
+                host,
+                listener,
+                token,
+                tls,
+                state,
+                endpoint_index=endpoint_index,
+                endpoint_list=endpoint_list,
+            )
         finally:
             listener.close()
 
@@ -196,7 +206,7 @@ def _config(args: argparse.Namespace) -> RendezvousConfig:
     return parse(RendezvousParameters("c10d", args.endpoint, "none", 1, 1, **given))
 
 
-def _own_place(args: argparse.Namespace, endpoints: Sequence[tuple[str, int]]) -> int:
+def _own_endpoint_index(args: argparse.Namespace, endpoints: Sequence[tuple[str, int]]) -> int:
     """Return the position of this machine in the list of endpoints."""
     if len(endpoints) == 1:
         raise UsageError(
@@ -204,13 +214,13 @@ def _own_place(args: argparse.Namespace, endpoints: Sequence[tuple[str, int]]) -
             "agents have as --rdzv-endpoint, HOST[:PORT],HOST[:PORT],..."
         )
     own = []
-    for place, (host, port) in enumerate(endpoints):
+    for endpoint_index, (host, port) in enumerate(endpoints):
         try:
-            found = addresses.resolve_within(host, port, OWN_PLACE_S)
+            found = addresses.resolve_within(host, port, RESOLVE_OWN_S)
         except OSError:
             continue  # The name of a lost machine may no longer resolve.
         if all(is_local(one) for one in found):
-            own.append(place)
+            own.append(endpoint_index)
     if any(own):
         return next(filter(None, own))
     if own:
@@ -220,7 +230,7 @@ def _own_place(args: argparse.Namespace, endpoints: Sequence[tuple[str, int]]) -
             hint="restart the agent on this machine: it runs the coordinator",
         )
     raise UsageError(
-        f"--take-over: this machine is not in {args.endpoint!r}; accepted: a list that has it after the first place"
+        f"--take-over: this machine is not in {args.endpoint!r}; accepted: a list that has it after the first entry"
     )
 
 
@@ -244,9 +254,9 @@ def _endpoint_list(
                 tls=context,
                 has_psk=tls is not None and tls.is_psk,
                 server_name=tls.server_name if tls is not None else None,
-                place=place,
+                endpoint_index=endpoint_index,
             )
-            for place, (host, port) in enumerate(endpoints)
+            for endpoint_index, (host, port) in enumerate(endpoints)
         ],
         floor=lambda: 0,
     )
@@ -261,8 +271,8 @@ def _serve(
     tls: TlsFiles | TlsToken | None,
     state: StateFile | None,
     *,
-    place: int = 0,
-    places: EndpointList | None = None,
+    endpoint_index: int = 0,
+    endpoint_list: EndpointList | None = None,
 ) -> None:
     where = format_endpoint(host, listener.getsockname()[1])
 
@@ -276,8 +286,12 @@ def _serve(
 
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, end, signum)
-        if places is not None:
-            other = await (places.others(place) if place else places.replaced_at(0, FIRST_PROBE_S))
+        if endpoint_list is not None:
+            other = await (
+                endpoint_list.others(endpoint_index)
+                if endpoint_index
+                else endpoint_list.replaced_at(0, FIRST_PROBE_S)
+            )
             if other:
                 raise EnvironmentProblem(
                     f"a coordinator already runs at {other}: none is needed at {where}"
@@ -287,7 +301,7 @@ def _serve(
         def report(run_id: str, line: str) -> None:
             _print_line(f"job {run_id!r}: {line}")
             jobs = server.machine.jobs.values()
-            if place and all(one.job.final for one in jobs):
+            if endpoint_index and all(one.job.final for one in jobs):
                 end(None)
 
         def joined(run_id: str, node: str, address: str) -> None:
@@ -303,30 +317,30 @@ def _serve(
             advertised_port=config.advertised_port,
             tls=tls.for_server() if tls is not None else None,
             follows_another=True,
-            place=place,
-            only_job=args.rdzv_id if place else "",
+            endpoint_index=endpoint_index,
+            only_job=args.rdzv_id if endpoint_index else "",
             recover_s=config.recover_timeout,
             state=state,
             on_change=report,
-            on_node=joined if place else None,
+            on_node=joined if endpoint_index else None,
         )
         port = listener.getsockname()[1]
         secured = [name for name, is_set in (("a token", token), ("TLS", tls)) if is_set]
-        what = "taking over" if place else "coordinating"
+        what = "taking over" if endpoint_index else "coordinating"
         _print_line(f"{what} at {where}, with {' and '.join(secured) or 'no token'}")
-        if place:
+        if endpoint_index:
             whose = f"job {args.rdzv_id!r}" if args.rdzv_id else "all jobs"
             _print_line(f"waiting for the agents of {whose} that have this list as --rdzv-endpoint")
         _announce(args.ready_fd, port)
-        checking = loop.create_task(warn_of_name(host, port))  # A name server may be slow.
+        checking = loop.create_task(warn_if_not_local(host, port))  # A name server may be slow.
         successor = ""
 
-        async def watch(places: EndpointList) -> None:
+        async def watch(endpoint_list: EndpointList) -> None:
             nonlocal successor
-            successor = await places.replaced(place)
+            successor = await endpoint_list.replaced(endpoint_index)
             end(None)
 
-        watching = loop.create_task(watch(places)) if places is not None else None
+        watching = loop.create_task(watch(endpoint_list)) if endpoint_list is not None else None
         why = await ended
         for task in filter(None, (checking, watching)):
             task.cancel()
@@ -388,7 +402,7 @@ def _run_member(args: argparse.Namespace) -> None:
     raise SignalException(f"stopped by {in_words(signum)}", signum)
 
 
-async def warn_of_name(host: str, port: int) -> None:
+async def warn_if_not_local(host: str, port: int) -> None:
     """Warn if the endpoint does not resolve to this machine.
 
     The coordinator runs anyway, because the name may belong to a service or a load balancer.

@@ -197,7 +197,7 @@ class TokenFile:
 
     def __enter__(self) -> str:
         try:
-            self._path = os.path.join(runtime_dir(make=True), f"dashboard-{self._port}.token")
+            self._path = os.path.join(runtime_dir(), f"dashboard-{self._port}.token")
             try:
                 os.unlink(self._path)  # A dashboard that was killed left it.
             except FileNotFoundError:

@@ -176,10 +176,10 @@ class EarlyAndLateSignals:
 
 def entry() -> NoReturn:
     """Run the command `holdfast` and exit with its exit code."""
-    be_command(lambda: dispatch(sys.argv[1:]))
+    run_and_exit(lambda: dispatch(sys.argv[1:]))
 
 
-def be_command(command: Callable[[], int]) -> NoReturn:
+def run_and_exit(command: Callable[[], int]) -> NoReturn:
     """Run a command as this process's only task, and exit with its exit code."""
     gc.set_threshold(GARBAGE_MIN)
     postpone(*POSTPONED)

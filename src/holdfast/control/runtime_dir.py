@@ -1,7 +1,9 @@
 """The folder with the sockets of a user's agents on this machine.
 
-It is `$XDG_RUNTIME_DIR/holdfast`, or `/tmp/holdfast-UID` if `$XDG_RUNTIME_DIR` is not a folder. Only the
-user can access it (0700), so no other user can connect to a socket in it, create one, or list them.
+It is `holdfast-UID` in `/tmp`, or in the folder that `HOLDFAST_RUNTIME_DIR` names. Agents from cron, systemd or a
+container have another `XDG_RUNTIME_DIR` than their user's shell, or none, so it is not used. Only the user can access
+the folder (0700), so no other user can connect to a socket in it, create one, or list them. If another user took the
+name first, an agent makes `holdfast-UID-RANDOM`; commands look in every such folder.
 
 Connections to these sockets have no handshake. The name of a socket contains the protocol version of its agent.
 """
@@ -12,37 +14,53 @@ import os
 
 from holdfast.defaults import PROTOCOL_VERSION
 
+BASE_ENV = "HOLDFAST_RUNTIME_DIR"
+BASE = "/tmp"  # noqa: S108 (the folder in it is checked before use)
 SUFFIX = ".sock"
-FALLBACK = "/tmp"  # noqa: S108 (checked before use)
 PATH_BYTES_MAX = 107  # The kernel's limit is 108, with the zero byte at the end.
 
 
-def runtime_dir(*, make: bool = False) -> str:
-    """Return the folder; empty if it does not exist. Raise `OSError` if it is not safe to use."""
-    base = os.environ.get("XDG_RUNTIME_DIR", "")
-    user = os.geteuid()
-    if base and os.path.isdir(base):
-        folder = os.path.join(base, "holdfast")
-    else:
-        folder = os.path.join(FALLBACK, f"holdfast-{user}")
+def runtime_dir() -> str:
+    """Return a folder that only this user can access, and create it if necessary."""
+    base, name = _base(), f"holdfast-{os.geteuid()}"
+    folder = os.path.join(base, name)
     try:
-        if make:
-            os.mkdir(folder, 0o700)
+        os.mkdir(folder, 0o700)
     except FileExistsError:
-        pass
+        if found := runtime_dirs():
+            return found[0]
+        folder = f"{folder}-{os.urandom(4).hex()}"
+        os.mkdir(folder, 0o700)
+    return folder
+
+
+def runtime_dirs() -> list[str]:
+    """Return the folders with sockets of this user's agents."""
+    base, name = _base(), f"holdfast-{os.geteuid()}"
+    try:
+        names = sorted(os.listdir(base))
+    except FileNotFoundError:
+        return []
+    found = (os.path.join(base, one) for one in names if one == name or one.startswith(f"{name}-"))
+    return [*filter(_is_private, found)]
+
+
+def _base() -> str:
+    return os.environ.get(BASE_ENV) or BASE
+
+
+def _is_private(folder: str) -> bool:
     try:
         found = os.lstat(folder)
     except FileNotFoundError:
-        return ""
-    if found.st_uid != user or found.st_mode & 0o170_077 != 0o040_000:
-        raise PermissionError(f"{folder} is not a folder that only this user can access")
-    return folder
+        return False
+    return found.st_uid == os.geteuid() and found.st_mode & 0o170_077 == 0o040_000
 
 
 def socket_of(pid: int) -> str:
     """Return the path for the socket of an agent; raise `OSError` if no path is safe and short enough."""
     name = f"{pid}-{os.urandom(3).hex()}-v{PROTOCOL_VERSION}{SUFFIX}"
-    path = os.path.join(runtime_dir(make=True), name)
+    path = os.path.join(runtime_dir(), name)
     if len(os.fsencode(path)) > PATH_BYTES_MAX:
         raise OSError(f"{path} is too long for a socket")
     return path
@@ -60,6 +78,9 @@ def version_of(path: str) -> str:
 
 def agent_sockets() -> list[str]:
     """Return the sockets of all agents of this user, including agents that were killed."""
-    folder = runtime_dir()
-    names = sorted(os.listdir(folder)) if folder else []
-    return [os.path.join(folder, name) for name in names if name.endswith(SUFFIX)]
+    return [
+        os.path.join(folder, name)
+        for folder in runtime_dirs()
+        for name in sorted(os.listdir(folder))
+        if name.endswith(SUFFIX)
+    ]

@@ -48,9 +48,10 @@ class CoordinatorConnector:
     """Connects to the coordinator at one endpoint; belongs to one loop.
 
     `has_psk` says whether TLS uses the token. With `own_users_only` a listener on this host must belong
-    to this user or root. `place` is `Hello.place`. If all addresses of the endpoint refuse the connection, the
-    connector calls `when_refused` with them; if that returns true, a process listens there now and the connector
-    retries. With a `secret` it connects to an agent's port, and `server` names the agent in messages.
+    to this user or root. `endpoint_index` is its position in a list of endpoints. If all addresses of the
+    endpoint refuse the connection, the connector calls `on_refused` with them; if that returns true, a process
+    listens there now and the connector retries. With a `secret` it connects to an agent's port, and `server`
+    names the agent in messages.
     """
 
     def __init__(
@@ -64,8 +65,8 @@ class CoordinatorConnector:
         has_psk: bool = False,
         server_name: str | None = None,
         own_users_only: bool = False,
-        place: int = 0,
-        when_refused: Callable[[list[Address]], bool] | None = None,
+        endpoint_index: int = 0,
+        on_refused: Callable[[list[Address]], bool] | None = None,
         secret: bytes = b"",
         read_only: bool = False,
         server: str = COORDINATOR,
@@ -75,7 +76,7 @@ class CoordinatorConnector:
         self.host = host
         self.port = port
         self.run_id = run_id
-        self.place = place
+        self.endpoint_index = endpoint_index
         self.token = token
         self.has_tls, self.has_psk = tls is not None, has_psk
         self.read_buffer = memoryview(bytearray(READ_BYTES))
@@ -84,7 +85,7 @@ class CoordinatorConnector:
         self._tls = tls
         self._server_name = server_name or host
         self._own_users_only = own_users_only
-        self._when_refused = when_refused
+        self._on_refused = on_refused
         self._turns = asyncio.Semaphore(CONNECTING_MAX)
 
     async def connect(self) -> ClientConnection:
@@ -113,7 +114,7 @@ class CoordinatorConnector:
                 found, CONNECT_S, addresses.use_small_segments
             )
         except ConnectionRefusedError:
-            if self._when_refused is None or not self._when_refused(found):
+            if self._on_refused is None or not self._on_refused(found):
                 raise
             return await async_addresses.connect_first(
                 found, CONNECT_S, addresses.use_small_segments

@@ -550,7 +550,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             run_id=connector.run_id,
             host=connector.host,
             port=connector.port,
-            place=connector.place,
+            endpoint_index=connector.endpoint_index,
             read_only=connector.read_only,
             key_for=connector.key_for,
             server=connector.server,

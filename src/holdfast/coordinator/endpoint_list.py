@@ -1,11 +1,11 @@
 """An ordered list of endpoints: the coordinator runs at the first, or where an operator moved it.
 
 A machine that is cut off looks like one that failed, so only an operator decides that another machine takes
-over. A coordinator takes over at a later *place* in the list, never at an earlier one
+over. A coordinator takes over at a later endpoint in the list, never at an earlier one
 (`core.coordinator_machine`). So an agent dials the endpoints from the last one at which it was connected. At a
-later place only a coordinator that took over there responds.
+later endpoint only a coordinator that took over there responds.
 
-A coordinator probes the later places before it starts and every `PROBE_S` after that. If another coordinator has
+A coordinator probes the later endpoints before it starts and every `PROBE_S` after that. If another coordinator has
 taken over, because this one was cut off and an operator considered it dead, this one stops.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.coordinator.connect import CoordinatorConnector
     from holdfast.coordinator.connections import ClientConnection
 
-STAGGER_S = 0.05  # A later place is not dialled if an earlier one responds at once.
+STAGGER_S = 0.05  # A later endpoint is not dialled if an earlier one responds at once.
 PROBE_S = 5.0
 """How often a coordinator checks whether it was replaced. With a higher value, a replaced coordinator that is
 reachable again continues for longer with the nodes that it still has."""
@@ -35,8 +35,8 @@ respond."""
 class EndpointList:
     """A `Connector` to the coordinator at one of several endpoints.
 
-    `floor` returns the first place that may be dialled. If this process may run the coordinator, `host` connects
-    to the first place when that refuses connections and no other coordinator has taken over.
+    `floor` returns the first endpoint that may be dialled. If this process may run the coordinator, `host` connects
+    to the first endpoint when that refuses connections and no other coordinator has taken over.
     """
 
     def __init__(
@@ -49,43 +49,43 @@ class EndpointList:
         self._connectors = connectors
         self._floor = floor
         self._host = host
-        self.place = 0
-        """The place of the last connection, or of the first one that was tried."""
+        self.endpoint_index = 0
+        """The index of the last connection's endpoint, or of the first one that was tried."""
 
     @property
     def suspicion(self) -> str:
         """The suspected problem of the attempt in progress. Any thread may read it."""
-        return self._connectors[self.place].suspicion
+        return self._connectors[self.endpoint_index].suspicion
 
     async def connect(self) -> ClientConnection:
-        """Return a connection to the first endpoint that responds, or raise the problem of the first place."""
+        """Return a connection to the first endpoint that responds, or raise the problem of the first endpoint."""
         floor = self._floor()
         try:
-            connection, self.place = await first_of(self._connectors[floor:])
+            connection, self.endpoint_index = await first_of(self._connectors[floor:])
         except ConnectFailed as problem:
-            self.place = floor
+            self.endpoint_index = floor
             if floor or not problem.refused or self._host is None:
                 raise
             connection = await self._host.connect()
         return connection
 
-    async def replaced_at(self, place: int, limit_s: float) -> str:
-        """Return the later endpoint where a coordinator took over from `place`; empty if none did."""
+    async def replaced_at(self, endpoint_index: int, limit_s: float) -> str:
+        """Return the later endpoint where a coordinator took over from `endpoint_index`; empty if none did."""
         try:
             async with asyncio.timeout(limit_s):
-                connection, at = await first_of(self._connectors[place + 1 :])
+                connection, at = await first_of(self._connectors[endpoint_index + 1 :])
         except (ConnectFailed, OSError):  # `OSError` includes `TimeoutError`.
             return ""
         connection.abort()
         return format_endpoint(self._connectors[at].host, self._connectors[at].port)
 
-    async def others(self, place: int) -> str:
+    async def others(self, endpoint_index: int) -> str:
         """Return another endpoint where a coordinator already runs; empty if there is none.
 
-        At the first place any listener counts: even if it does not respond or has a different token, it may be the
+        At the first endpoint any listener counts: even if it does not respond or has a different token, it may be the
         coordinator that is about to be replaced.
         """
-        others = [one for one in self._connectors if one.place != place]
+        others = [one for one in self._connectors if one.endpoint_index != endpoint_index]
         found = await asyncio.gather(*(one.connect() for one in others), return_exceptions=True)
         answers = ""
         for one, outcome in zip(others, found, strict=True):
@@ -95,21 +95,21 @@ class EndpointList:
                 answers = where
             elif not isinstance(outcome, ConnectFailed):
                 raise outcome
-            elif outcome.reached and one.place == 0:
+            elif outcome.reached and one.endpoint_index == 0:
                 answers = f"{where} ({outcome.why})"
         return answers
 
-    async def replaced(self, place: int) -> str:
-        """Wait until a coordinator has taken over from a place; return its endpoint."""
+    async def replaced(self, endpoint_index: int) -> str:
+        """Wait until a coordinator has taken over from `endpoint_index`; return its endpoint."""
         while True:
             await asyncio.sleep(PROBE_S)
-            by = await self.replaced_at(place, PROBE_S)
+            by = await self.replaced_at(endpoint_index, PROBE_S)
             if by:
                 return by
 
 
 async def first_of(connectors: Sequence[CoordinatorConnector]) -> tuple[ClientConnection, int]:
-    """Return the first connection that opens, and its place; if none does, raise the first place's problem."""
+    """Return the first connection that opens, and its index; if none does, raise the first endpoint's problem."""
     loop = asyncio.get_running_loop()
 
     async def dial(turn: int, one: CoordinatorConnector) -> ClientConnection:
@@ -127,7 +127,7 @@ async def first_of(connectors: Sequence[CoordinatorConnector]) -> tuple[ClientCo
                 if one in done and one.exception() is None:
                     connection = one.result()
                     dials.remove(one)
-                    return connection, connectors[at].place
+                    return connection, connectors[at].endpoint_index
         return dials[0].result(), 0
     finally:
         for one in dials:

@@ -96,7 +96,7 @@ class CoordinatorServer:
         half_open_max: int = HALF_OPEN_MAX,
         handshake_s: float = HANDSHAKE_S,
         follows_another: bool = False,
-        place: int = 0,
+        endpoint_index: int = 0,
         only_job: str = "",
         host: str = "",
         recover_s: float | None = None,
@@ -118,7 +118,7 @@ class CoordinatorServer:
             grace_s=grace_s,
             nodes_max=self._connections_max,
             follows_another=follows_another,
-            place=place,
+            endpoint_index=endpoint_index,
             saved_jobs=state.saved_jobs if state is not None else None,
             recover_s=recover_s,
             fence_floor=int(time.time() * 1000),  # Above the fences of all previous coordinators.
@@ -133,7 +133,7 @@ class CoordinatorServer:
         self._operators = Operators(self, self._loop)
         self._operators_swept_at = self._loop.time()
         self._token = token
-        self._place = place
+        self._endpoint_index = endpoint_index
         self._only_job = run_id  # The only job, if the token is that of a job.
         self._chosen_job = only_job
         self._port: int = listener.getsockname()[1]
@@ -186,15 +186,15 @@ class CoordinatorServer:
     def check_hello(self, peer: ServerConnection, hello: Hello) -> None:
         """Count an authenticated connection, or refuse it."""
         self._acceptor.finished(peer)
-        if hello.run_id and hello.place != self._place:
-            if self._place:  # The first place also receives probes, which are harmless.
+        if hello.run_id and hello.endpoint_index != self._endpoint_index:
+            if self._endpoint_index:  # The first endpoint also receives probes, which are harmless.
                 self._warn_rarely(
                     f"an agent of the job {quoted(repr(hello.run_id))} at {peer.address} lists this "
-                    f"machine as entry {hello.place + 1} of --rdzv-endpoint, but here it is entry "
-                    f"{self._place + 1}: set the same list in the same order"
+                    f"machine as entry {hello.endpoint_index + 1} of --rdzv-endpoint, but here it is entry "
+                    f"{self._endpoint_index + 1}: set the same list in the same order"
                 )
-            why = f"it runs at entry {self._place + 1} of the list of endpoints, not at {hello.place + 1}"
-            # This may be a regular probe by a coordinator at an earlier place.
+            why = f"it runs at entry {self._endpoint_index + 1} of the list of endpoints, not at {hello.endpoint_index + 1}"
+            # This may be a regular probe by a coordinator at an earlier endpoint.
             raise HandshakeRefused(why, permanent=False, is_probe=True)
         if self._chosen_job and hello.run_id not in ("", self._chosen_job):
             raise HandshakeRefused(

@@ -127,7 +127,7 @@ def _contenders(ordered: list[Suspect], close_ns: int) -> list[Suspect]:
         begun_ns = min(one.moment_ns for one in free)
         limit_ns = begun_ns + EXIT_NS_MAX + close_ns
         if all(one.trace is Trace.PEER for one in free):
-            # Then an error of a worker's own counts even if it is later.
+            # Then a worker's own error counts even if it is later.
             limit_ns += PEER_ERROR_NS_MAX
         first_is_silent = free[0].trace is Trace.SILENT
         free += [

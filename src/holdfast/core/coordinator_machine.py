@@ -1,7 +1,7 @@
 """The machine of one coordinator with all its jobs: it combines liveness, timers and decisions.
 
-`core.rounds` decides about one job and has no clock; `core.liveness` detects silent nodes and knows no
-jobs. This machine combines them for any number of jobs and leaves all decisions about a job to
+`core.rounds` decides about one job and has no clock; `core.liveness` detects silent nodes and does not know
+about jobs. This machine combines them for any number of jobs and leaves all decisions about a job to
 `core.rounds`. It has no sockets: the server and the simulator drive the same class.
 
 Use: pass every status as `StatusReceived`, and every `Heartbeat` unchanged. Pass `ConnectionClosed` when
@@ -15,10 +15,10 @@ coordinator sends each an acknowledgement with the number of the roll call, and 
 responds with a heartbeat that carries this number. Usually all members are alive, and this takes one
 round trip, while the failed node stops its workers.
 
-**Places.** Agents may have a list of endpoints. The coordinator runs at the first one, place 0, until an
-operator knows that it is dead and starts another one at a later place. All terms of a later place are
-higher than those of earlier places, so nodes that obeyed the later coordinator never obey an earlier one
-again. If a node knows a term of a later place, the coordinator refuses the node and keeps its own term.
+**Endpoints.** Agents may have a list of endpoints. The coordinator runs at the first one, endpoint 0, until an
+operator knows that it is dead and starts another one at a later endpoint. All terms of a later endpoint are
+higher than those of earlier endpoints, so nodes that obeyed the later coordinator never obey an earlier one
+again. If a node knows a term of a later endpoint, the coordinator refuses the node and keeps its own term.
 
 If a job breaks an invariant, the coordinator closes it as failed, and the other jobs continue. With
 `strict` the machine raises the error instead, for tests.
@@ -32,7 +32,7 @@ import msgspec
 
 from holdfast.core.failure_hold import FailureHold, must_hold
 from holdfast.core.first_failure import with_local_times
-from holdfast.core.limits import TERMS_PER_PLACE
+from holdfast.core.limits import TERMS_PER_ENDPOINT
 from holdfast.core.liveness import CLOSED, STEPS_PER_SILENCE, AttendedClock, Liveness
 from holdfast.core.machine import Event, InvalidEvent, Story, Tick
 from holdfast.core.phases import JobOutcome, NodePhase, NodeRole, RefusalReason
@@ -138,7 +138,7 @@ class CoordinatorMachine:
         nodes_max: int = JOB_NODES_MAX,
         coordinator_address: str = "",
         follows_another: bool = False,
-        place: int = 0,
+        endpoint_index: int = 0,
         saved_jobs: Iterable[SavedJob] | None = None,
         recover_s: float | None = None,
         fence_floor: int = 0,
@@ -162,7 +162,7 @@ class CoordinatorMachine:
         self._keep_s = closed_job_keep_s
         self._silence_s = silence_s
         self._successor_until = now + SUCCESSOR_WAIT_S if follows_another else now
-        self._place = place
+        self._endpoint_index = endpoint_index
         self._recover_s = recover_s
         # If there are saved jobs, even an empty list, all earlier jobs are known.
         self._recover_until = now + (recover_s or 0.0) if saved_jobs is None else now
@@ -228,10 +228,10 @@ class CoordinatorMachine:
     def _answer_without_job(self, status: Status, address: str) -> Answer | None:
         """Return the answer to a status that no job handles; None if a job must handle it."""
         rounds = self.jobs.get(status.run_id)
-        if status.place > self._place:
+        if status.endpoint_index > self._endpoint_index:
             why = (
-                f"the node obeyed a coordinator at place {status.place + 1} of its endpoints, and this "
-                f"coordinator is at place {self._place + 1}: give all nodes the same list"
+                f"the node obeyed a coordinator at entry {status.endpoint_index + 1} of --rdzv-endpoint, and this "
+                f"coordinator is at entry {self._endpoint_index + 1}: give all nodes the same list"
             )
             return _refused(status, RefusalReason.SETTINGS, why)
         if rounds is not None:
@@ -297,9 +297,9 @@ class CoordinatorMachine:
         if saved is not None:
             return self._add_job(restore_job(saved, patience_s=self._recover_s or RECOVER_S_MAX))
         job = Job(run_id=run_id)
-        if self._place:  # Nodes try earlier endpoints first, which may time out.
+        if self._endpoint_index:  # Nodes try earlier endpoints first, which may time out.
             job.recover_s = RECOVER_S_MAX
-        if self._place or now < max(self._successor_until, self._recover_until):
+        if self._endpoint_index or now < max(self._successor_until, self._recover_until):
             # Another coordinator may have had this job, and its nodes have yet to reconnect.
             job.phase, job.waiting, job.wait_seq = JobPhase.RECOVERING, True, 1
         if now < self._recover_until:
@@ -312,7 +312,7 @@ class CoordinatorMachine:
 
     def _add_job(self, job: Job) -> Rounds:
         job.coordinator_address, job.silence_s = self._address, self._silence_s
-        job.term = max(job.term, self._place * TERMS_PER_PLACE)
+        job.term = max(job.term, self._endpoint_index * TERMS_PER_ENDPOINT)
         job.fence_floor = self._fence_floor
         rounds = self.jobs[job.run_id] = self._rounds(job)
         rounds.story.node = f"{self.story.node}/{job.run_id}"

@@ -55,10 +55,10 @@ numbers below 2**64. Even a hostile value stays below that when it is incremente
 REPORTED_COUNTER_MAX = 2**53
 """The limit of counters that a node reports. A coordinator that accepts such a value continues to count
 from it (`core.rounds`)."""
-TERMS_PER_PLACE = 2**32
-"""The number of terms reserved for each place in a list of endpoints: the number of times that a
-coordinator can start there. All terms of a later place are higher than those of an earlier place."""
-PLACES_MAX = 8
+TERMS_PER_ENDPOINT = 2**32
+"""The number of terms reserved for each endpoint in a list of endpoints: the number of times that a
+coordinator can start there. All terms of a later endpoint are higher than those of an earlier endpoint."""
+COORDINATORS_MAX = 8
 INCARNATION_MAX = 2**64 - 1
 PID_MAX = 2**31 - 1
 EXITCODE_MAX = 2**31 - 1

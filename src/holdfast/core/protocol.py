@@ -61,7 +61,7 @@ from holdfast.core.limits import (
     REQUEST_WHY_CHARS_MAX,
     RIVALS_MAX,
     SUMMARY_CHARS_MAX,
-    TERMS_PER_PLACE,
+    TERMS_PER_ENDPOINT,
     VIEW_MEMBERS_MAX,
     WHY_CHARS_MAX,
 )
@@ -219,9 +219,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """Whether the node's newest view says that it is drained; the next coordinator needs this."""
 
     @property
-    def place(self) -> int:
-        """The last place in its list of endpoints whose coordinator this node obeyed."""
-        return max(0, self.term) // TERMS_PER_PLACE
+    def endpoint_index(self) -> int:
+        """The index of the last endpoint in its list whose coordinator this node obeyed."""
+        return max(0, self.term) // TERMS_PER_ENDPOINT
 
     @property
     def clear_of(self) -> int:

@@ -57,7 +57,7 @@ The rules:
 
 Use: send each `View` that `handle` returns to its node. When one of `waits` has lasted for its delay, pass
 its `ended` to `handle`; `WaitTimers` measures the time. Call `missing_view` for every `Heartbeat`, to send
-again what was lost. `now` is only used for the story: the state contains no times. The caller measures
+lost views again. `now` is only used for the story: the state contains no times. The caller measures
 each wait by its own clock, from when it first saw the wait. So the state can move from one coordinator
 to another.
 
@@ -143,7 +143,9 @@ RETURN_DELAY_S_MIN = 6.0
 RETURN_DELAY_S_MAX = 30.0
 """A higher value avoids restarts caused by a flapping node, but a job that needs that node waits longer."""
 QUIET_S = 60.0
-"""The interval at which old departures are forgotten; each is kept for one to two intervals."""
+"""How long a node must stay, in seconds, before the job forgets its departures. They are checked at this
+interval, so each is kept for one to two intervals. A higher value recognizes nodes that flap more slowly,
+but delays the return of a node for a failure that is long past."""
 FLAPS_MAX = 1_024
 """The number of nodes whose departures are recorded. Further nodes rejoin without delay."""
 PRESENT_CHANGE_MIN = 0.1
@@ -680,7 +682,7 @@ class Rounds:
             ]
         is_outdated = not self._outranked(status) and not self._is_ahead(status)
         if job.round_term and claims(status) and is_outdated:
-            why = f"the job went on without {info.node}"
+            why = f"the job continued without {info.node}"
             self._retire(info, why)
             return [self._send_outsider(info, NodeRole.FENCED, why)]
         views: list[View] = []
@@ -893,11 +895,11 @@ class Rounds:
             if eligible >= self._settings.min_nodes:
                 if self._size(eligible) == max_nodes:
                     return self._form(why_formed(job))
-                self._settle(is_first=eligible == self._settings.min_nodes)
+                self._wait_for_more_nodes(is_first=eligible == self._settings.min_nodes)
         elif self._size(eligible) > len(job.members):
             if is_held(job):  # No worker runs yet, so none has to stop.
                 return self._form(why_formed(job))
-            self._settle(is_first=self._size(eligible - 1) <= len(job.members))
+            self._wait_for_more_nodes(is_first=self._size(eligible - 1) <= len(job.members))
         return [self._send(newcomer, new_revision=True)]
 
     def _wait_ended(self, event: WaitEnded) -> list[View]:
@@ -976,9 +978,9 @@ class Rounds:
         self.rank_table = RankTable(job)
         for one in job.nodes.values():
             one.claim = NO_CLAIM  # The round has the ranks now.
-        self._record_change("the coordinator is back, and all nodes reconnected")
+        self._record_change("all nodes reconnected after the coordinator was lost")
         if self._size(self._eligible) > len(returned):
-            self._settle(is_first=True)
+            self._wait_for_more_nodes(is_first=True)
         for one in returned:  # Without a coordinator the nodes could not report this.
             if one.generation == job.generation and one.phase is NodePhase.SUCCEEDED:
                 job.succeeded.add(one.info.node)
@@ -1414,7 +1416,7 @@ class Rounds:
         self.job.waiting = True
         self.job.wait_seq += 1
 
-    def _settle(self, *, is_first: bool) -> None:
+    def _wait_for_more_nodes(self, *, is_first: bool) -> None:
         """Wait for more nodes; `is_first` is False if the job was already waiting."""
         self._begin_wait()
         if is_first:
@@ -1790,7 +1792,7 @@ def why_formed(job: Job) -> str:
 
 
 def delays(job: Job, node: str = "") -> str:
-    """Return why this node's return is delayed, or else, while the job is forming, why other nodes' are."""
+    """Return why this node's return is delayed; if it is not, and the job is forming, why other nodes are delayed."""
     delayed = {name: one for name, one in job.exclusions.items() if one.until >= 0}
     if node in delayed:
         return delayed[node].reason

@@ -79,7 +79,7 @@ class Connected(Event):
     confirmed_at: float | None = None
     """The send time of this node's newest message that is known to be delivered; 0 if there is none;
     None if the connection is new."""
-    place: int = 0
+    endpoint_index: int = 0
     """The index of the endpoint in the list."""
 
 
@@ -199,8 +199,8 @@ class Session:
         self.last_problem = ""
         self.had_contact = False
         self.had_view = False
-        self.place = 0
-        """The last place to which the node connected. It never connects to an earlier one again."""
+        self.endpoint_index = 0
+        """The index of the last endpoint to which the node connected. It never connects to an earlier one again."""
         self.is_refused = False
         """Whether the coordinator accepts connections and then always refuses the node."""
         self.story = Story("session", node=info.node)
@@ -275,7 +275,7 @@ class Session:
                 effects = self._send(at)
             case Connected():
                 self.connection = ConnectionState.UP
-                self.place = max(self.place, event.place)
+                self.endpoint_index = max(self.endpoint_index, event.endpoint_index)
                 self._opened_at = self._heartbeat_at = at
                 self._confirmed_at = now if event.confirmed_at is None else event.confirmed_at
                 if not self.is_refused:

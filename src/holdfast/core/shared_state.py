@@ -1,6 +1,6 @@
 """A node's session over a compare-and-set store: the nodes share the job's state without a coordinator.
 
-Each node reads the state and lets `core.rounds` apply its own observations: its statuses, the end of a
+Each node reads the state and applies its own observations with `core.rounds`: its statuses, the end of a
 wait, another node's counter that does not increase. It writes the result with the token of the state that
 it read. If several nodes write, one succeeds, and the others read again. After each read the node computes
 its own view, as a coordinator would have sent it.
@@ -451,7 +451,7 @@ class SharedStateSession:
         self._read_at = now + self._longest_pause_s()
         is_new = not self.ever_read or self._unconfirmed_writes >= UNCONFIRMED_WRITES_MAX
         if invalid and is_new and not self.given_up:
-            # Only for a new node: an older one waits until the state can be read again.
+            # Refuse only a new node: an older one waits until the state can be read again.
             self.given_up = True
             return [RefuseJoin(why)]
         return []

@@ -206,7 +206,7 @@ class Stop:
             self.grace_expired = True
             return self._kill_now(now)
         if self.phase is StopPhase.KILLING:
-            # A leader cannot be killed. Kill the leftovers of the others all the same.
+            # A leader cannot be killed. Kill the leftovers of the others anyway.
             self.given_up |= self.running
             effects = self._sweep(now)
             self._deadline = now + min(REST_S, self._reap_s)

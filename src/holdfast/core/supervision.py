@@ -696,7 +696,7 @@ class CoordinatedSupervision(Supervision):
         self._is_reported = False  # Whether the user was informed about this wait.
         self.view: View | None = None
         self._was_admitted = False
-        self._done = -1  # The generation in which its workers succeeded, unless the job went on.
+        self._done = -1  # The generation in which its workers succeeded, unless the job continued.
         self._coordinator_lost = False
         self._has_workers = False
         self._reported_clear = (0, -1)  # The term of the view at that time, and the generation.

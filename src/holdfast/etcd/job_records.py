@@ -13,9 +13,9 @@ from holdfast.core.etcd.keys import (
     JobRecord,
     NodeRecord,
     get_prefix,
-    other_version,
     read_leader,
     unpack,
+    version_refusal,
 )
 from holdfast.core.rounds import Rounds
 from holdfast.errors import HoldfastError
@@ -68,7 +68,7 @@ def read_ports(
     found = [record for one in nodes if (record := unpack(NodeRecord, one.value)) is not None]
     if not found:
         for one in (*leader, *nodes):
-            other = other_version(one.value)
+            other = version_refusal(one.value)
             if other:
                 raise HoldfastError(f"cannot read the job {run_id!r}: {other}")
     found.sort(key=lambda record: record.status.info.node != who)

@@ -109,7 +109,7 @@ class LocalEtcd:
     def get_client(self) -> EtcdClient:
         """Return a client of this server. The caller closes it."""
         if self._port < 0:
-            raise UsageError("this EtcdServer has not been started", hint="call start()")
+            raise UsageError("this etcd has not been started", hint="call start()")
         return EtcdClient(EtcdSettings(endpoints=((self._host, self._port),)))
 
     def __enter__(self) -> Self:

@@ -139,9 +139,9 @@ class CoordinatorMembership(ThreadedMembership):
         return format_endpoint(*self._current()[1])
 
     def _current(self) -> tuple[int, tuple[str, int]]:
-        """Return the place of the current coordinator in the list of endpoints, and its endpoint."""
-        place = self._endpoints.place if self._endpoints is not None else 0
-        return place, [(self._host, self._port), *self._later][place]
+        """Return the index of the current coordinator's endpoint in the list, and that endpoint."""
+        endpoint_index = self._endpoints.endpoint_index if self._endpoints is not None else 0
+        return endpoint_index, [(self._host, self._port), *self._later][endpoint_index]
 
     def store(self, scope: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> CoordinatorStore:
         return CoordinatorStore(self, scope, timeout_s)
@@ -160,8 +160,8 @@ class CoordinatorMembership(ThreadedMembership):
 
     def connector(self) -> CoordinatorConnector:
         """Return a connector to the current coordinator for the running loop."""
-        place, (host, port) = self._current()
-        return self._connector(host, port, place=place)
+        endpoint_index, (host, port) = self._current()
+        return self._connector(host, port, endpoint_index=endpoint_index)
 
     # For `CoordinatorStore`.
 
@@ -179,13 +179,18 @@ class CoordinatorMembership(ThreadedMembership):
     # In the thread.
 
     async def _open_driver(self) -> SessionDriver:
-        when_refused = self._take_over if self._may_host else None
-        connector = self._connector(self._host, self._port, when_refused=when_refused)
+        on_refused = self._take_over if self._may_host else None
+        connector = self._connector(self._host, self._port, on_refused=on_refused)
         if self._later:
             ends = [(self._host, self._port), *self._later]
             self._endpoints = EndpointList(
-                [self._connector(*one, place=place) for place, one in enumerate(ends)],
-                floor=lambda: self._driver.session.place if self._driver is not None else 0,
+                [
+                    self._connector(*one, endpoint_index=endpoint_index)
+                    for endpoint_index, one in enumerate(ends)
+                ],
+                floor=lambda: (
+                    self._driver.session.endpoint_index if self._driver is not None else 0
+                ),
                 host=connector if self._may_host else None,
             )
             if self._listener is not None:
@@ -220,8 +225,8 @@ class CoordinatorMembership(ThreadedMembership):
         host: str,
         port: int,
         *,
-        place: int = 0,
-        when_refused: Callable[[list[Address]], bool] | None = None,
+        endpoint_index: int = 0,
+        on_refused: Callable[[list[Address]], bool] | None = None,
     ) -> CoordinatorConnector:
         return CoordinatorConnector(
             host,
@@ -233,8 +238,8 @@ class CoordinatorMembership(ThreadedMembership):
             server_name=self._tls.server_name if self._tls is not None else None,
             # A token authenticates the coordinator; is_host=0 accepts any user's.
             own_users_only=self._token is None and self._is_host is not False,
-            place=place,
-            when_refused=when_refused,
+            endpoint_index=endpoint_index,
+            on_refused=on_refused,
         )
 
     def _open_state(self) -> StateFile | None:
@@ -268,7 +273,7 @@ class CoordinatorMembership(ThreadedMembership):
             )
 
     async def _until_replaced(self, endpoints: EndpointList) -> None:
-        """Stop this node's coordinator once another one has taken over at a later place."""
+        """Stop this node's coordinator once another one has taken over at a later endpoint."""
         by = await endpoints.replaced(0)
         why = f"a coordinator took over at {by}"
         console.warning(f"{why}: stopping the coordinator at {self.where} and joining the new one")

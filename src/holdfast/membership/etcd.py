@@ -258,7 +258,7 @@ class EtcdConnector:
     connection at a time. `cluster` is checked before each session.
     """
 
-    place = 0
+    endpoint_index = 0
 
     def __init__(
         self,

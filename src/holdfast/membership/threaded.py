@@ -413,7 +413,7 @@ class Connector(Protocol):
         """The likely problem with the attempt in progress; any thread may read it."""
 
     @property
-    def place(self) -> int:
+    def endpoint_index(self) -> int:
         """The index of the endpoint that the last connection reached, or of the one to try first."""
 
     async def connect(self) -> SessionConnection:
@@ -615,7 +615,7 @@ class SessionDriver:
         self.down_since = None
         if not self.session.is_refused:
             self._outage_over()
-        self.handle(Connected(connection.confirmed_at, self._connector.place))
+        self.handle(Connected(connection.confirmed_at, self._connector.endpoint_index))
         self.store.connected()
 
     def _connect_failed(self, problem: ConnectFailed) -> None:

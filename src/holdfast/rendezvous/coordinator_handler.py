@@ -6,7 +6,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING
 
-from holdfast.core.limits import PLACES_MAX
+from holdfast.core.limits import COORDINATORS_MAX
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import UsageError
 from holdfast.membership.coordinator import CoordinatorMembership
@@ -65,7 +65,9 @@ class CoordinatorAccess(JobAccess):
         self._params = params
         self._config = conf = rdzv_conf.parse(params)
         self._fixed_rank = fixed_rank
-        self._endpoints = parse_rendezvous_endpoints(params.endpoint, DEFAULT_PORT, PLACES_MAX)
+        self._endpoints = parse_rendezvous_endpoints(
+            params.endpoint, DEFAULT_PORT, COORDINATORS_MAX
+        )
         # Another node with the same fixed rank replaces it.
         own_id = f"rank-{fixed_rank}" if fixed_rank >= 0 else new_node_id()
         local_addr = params.local_addr

@@ -117,7 +117,7 @@ class RendezvousHandler(ABC):
 
     has_membership = False
     """Whether the agent follows the views of a `Membership`: the handler is a `MembershipHandler`."""
-    is_attended = False
+    defers_threads = False
     """Whether the agent polls `store_alarm`. If so, the store may wait for its first client before it starts."""
 
     @property
@@ -131,7 +131,7 @@ class RendezvousHandler(ABC):
 
     def serve_now(self) -> None:
         """Serve the workers' store now: the agent does not poll `store_alarm`."""
-        self.is_attended = False
+        self.defers_threads = False
 
     @abstractmethod
     def next_rendezvous(self) -> RendezvousInfo:

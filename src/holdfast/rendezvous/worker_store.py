@@ -454,7 +454,7 @@ class SingleNodeHandler(RendezvousHandler):
                 self._store = WorkerStore(
                     number=port or 0, served=served, address=address, access=self._store_access
                 )
-            port = self._store.open(self._rounds, on_demand=self.is_attended)
+            port = self._store.open(self._rounds, on_demand=self.defers_threads)
             self._rounds += 1
         meeting_point = RendezvousStoreInfo(self._master_addr, port)
         return RendezvousInfo(StoreOnDemand(), 0, 1, meeting_point)

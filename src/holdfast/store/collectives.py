@@ -149,9 +149,8 @@ class _Turn:
         """Return the ranks that did not arrive."""
         found = _absent(self.store, [self.mark(rank) for rank in range(self.world_size)], until)
         if self.rank == 0:
-            self.store.set(
-                self.prefix + _GATE, _NOTHING
-            )  # Ranks that use torch's barrier wait for this key.
+            # Ranks that use torch's barrier wait for this key.
+            self.store.set(self.prefix + _GATE, _NOTHING)
         return found
 
     def mark(self, rank: int) -> str:

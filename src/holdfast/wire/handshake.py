@@ -161,7 +161,7 @@ class ClientHandshake(_Handshake):
     """The connecting side: call `start`, then `receive` until `done`.
 
     `run_id` is the job, or empty for an operator. `host` and `port` are the endpoint as the user wrote it.
-    `place` is its index in a list of endpoints.
+    `endpoint_index` is its index in a list of endpoints.
     """
 
     _challenged = False
@@ -173,7 +173,7 @@ class ClientHandshake(_Handshake):
         run_id: str = "",
         host: str = "",
         port: int = 0,
-        place: int = 0,
+        endpoint_index: int = 0,
         read_only: bool = False,
         key_for: Callable[[Hello], bytes] | None = None,
         server: str = COORDINATOR,
@@ -181,7 +181,12 @@ class ClientHandshake(_Handshake):
     ) -> None:
         super().__init__(token, key_for=key_for, server=server, nonce=nonce)
         self._read_only = read_only or (token is not None and token.startswith(READ_ONLY_PREFIX))
-        self._run_id, self._host, self._port, self._place = run_id, host, port, place
+        self._run_id, self._host, self._port, self._endpoint_index = (
+            run_id,
+            host,
+            port,
+            endpoint_index,
+        )
 
     def start(self) -> bytes:
         """Return the first bytes to send."""
@@ -190,7 +195,7 @@ class ClientHandshake(_Handshake):
             run_id=self._run_id,
             host=one_line(self._host, NAME_CHARS_MAX),
             port=self._port,
-            place=self._place,
+            endpoint_index=self._endpoint_index,
             read_only=self._read_only,
         )
         frame = encode_frame(hello)

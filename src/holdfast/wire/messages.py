@@ -57,8 +57,8 @@ from holdfast.core.bounded import (
 )
 from holdfast.core.limits import (
     AWAY_S_MAX,
+    COORDINATORS_MAX,
     NODE_ID_CHARS_MAX,
-    PLACES_MAX,
     RUN_ID_CHARS_MAX,
     WHY_CHARS_MAX,
 )
@@ -131,7 +131,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     host: Name = ""
     port: Port = 0
     """The endpoint that the client dialed, as the user wrote it."""
-    place: Annotated[int, Meta(ge=0, le=PLACES_MAX - 1)] = 0
+    endpoint_index: Annotated[int, Meta(ge=0, le=COORDINATORS_MAX - 1)] = 0
     """The index of that endpoint in the client's list. At an index above 0 the client accepts only a coordinator
     that took over there: an unrelated one must not decide for the job."""
     read_only: bool = False

@@ -166,20 +166,20 @@ def test_long_job_starts_log_following_and_its_services_on_its_own(
 ) -> None:
     monkeypatch.setattr(side_services, "PREIMPORT_AFTER_S", 0.01)
     agent = local("exec sleep 1000", handler=alone, logs=DefaultLogsSpecs())
-    settle, seen = agent._settle, []
+    start_services, seen = agent._start_deferred_services, []
 
-    def look() -> tuple[bool, bool]:
+    def running() -> tuple[bool, bool]:
         assert alone._store is not None
         follows = any(thread.name == "holdfast-logs" for thread in threading.enumerate())
         return bool(alone._store._servers), follows
 
-    def look_and_settle() -> None:
-        seen.append(look())
-        settle()
-        seen.append(look())
+    def start_and_note() -> None:
+        seen.append(running())
+        start_services()
+        seen.append(running())
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(agent, "_settle", look_and_settle)
+    monkeypatch.setattr(agent, "_start_deferred_services", start_and_note)
     with pytest.raises(SignalException):
         run(agent)
     assert seen == [(False, False), (True, True)]
@@ -202,7 +202,7 @@ def test_store_serves_a_late_first_client(
 @pytest.fixture
 def runtime_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:  # A socket's path must be short.
-        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", folder)
         yield folder
 
 
@@ -212,7 +212,7 @@ def test_job_is_visible_when_its_first_worker_starts(runtime_folder: str) -> Non
     [_, row] = Path("ps").read_text().splitlines()
     assert row.split()[:2] == ["job", "running"]
     assert "job 'job': " in Path("status").read_text()
-    assert os.listdir(f"{runtime_folder}/holdfast") == []
+    assert os.listdir(f"{runtime_folder}/holdfast-{os.geteuid()}") == []
 
 
 def test_control_socket_exists_before_the_first_worker_starts(runtime_folder: str) -> None:
@@ -221,7 +221,7 @@ def test_control_socket_exists_before_the_first_worker_starts(runtime_folder: st
     sockets: list[int] = []
 
     def look_and_start(*args: Any) -> Any:
-        sockets.append(len(os.listdir(f"{runtime_folder}/holdfast")))
+        sockets.append(len(os.listdir(f"{runtime_folder}/holdfast-{os.geteuid()}")))
         return start(*args)
 
     agent.workers.start = look_and_start  # type: ignore[assignment]

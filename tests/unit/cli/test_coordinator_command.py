@@ -92,7 +92,7 @@ def test_endpoint_of_another_machine_causes_a_warning(
     monkeypatch.setattr(async_addresses, "resolve_async", resolve)
     if found == "never":
         monkeypatch.setattr(coordinator_command, "RESOLVE_S", 0.01)
-    asyncio.run(coordinator_command.warn_of_name("head", 1))
+    asyncio.run(coordinator_command.warn_if_not_local("head", 1))
     assert [line[:16] for line in caplog.messages] == (
         [] if found == "127.0.0.1" else ["--endpoint: head"]
     )
@@ -177,7 +177,7 @@ def test_take_over_uses_the_endpoint_of_this_machine(monkeypatch: pytest.MonkeyP
             "holdfast.cli.coordinator_command.is_local", lambda one, mine=mine: one.ip in mine
         )
         if place is not None:
-            assert coordinator_command._own_place(args, ends) == place
+            assert coordinator_command._own_endpoint_index(args, ends) == place
             continue
         with pytest.raises(UsageError, match=r"^--take-over: "):
-            coordinator_command._own_place(args, ends)
+            coordinator_command._own_endpoint_index(args, ends)

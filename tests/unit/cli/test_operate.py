@@ -64,7 +64,7 @@ def test_ps_without_jobs_says_so_unless_a_program_reads_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)  # A socket's path must be short.
+        monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", folder)  # A socket's path must be short.
         operate.list_jobs(operate.build_parser("ps").parse_args(flags))
     notice = "holdfast: no job of yours runs on this machine\n" if said else ""
     assert capsys.readouterr() == ("", notice)

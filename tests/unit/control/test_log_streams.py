@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.control import discovery, log_streams
 from holdfast.control.log_streams import LogStream
-from holdfast.control.runtime_dir import agent_sockets, runtime_dir, socket_of
+from holdfast.control.runtime_dir import agent_sockets, socket_of
 from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.wire.messages import LogLines, LogsQuery
 from in_loop import in_loop
@@ -158,9 +158,9 @@ async def test_a_stream_reads_only_regular_files(tmp_path: Path) -> None:
 def test_only_its_user_can_access_the_runtime_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", str(tmp_path))
     assert agent_sockets() == []
-    folder = tmp_path / "holdfast"
+    folder = tmp_path / f"holdfast-{os.geteuid()}"
     monkeypatch.setattr("holdfast.control.runtime_dir.PATH_BYTES_MAX", 4_096)
     assert socket_of(1).startswith(str(folder))
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -170,14 +170,27 @@ def test_only_its_user_can_access_the_runtime_folder(
     monkeypatch.setattr("holdfast.control.runtime_dir.PATH_BYTES_MAX", length - 1)
     with pytest.raises(OSError, match="too long"):
         socket_of(1)
-    folder.chmod(0o770)
-    with pytest.raises(PermissionError):
-        runtime_dir(make=True)
-    folder.rmdir()
+
+
+def test_another_users_folder_of_this_name_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("holdfast.control.runtime_dir.PATH_BYTES_MAX", 4_096)
+    name = f"holdfast-{os.geteuid()}"
+    (tmp_path / name).mkdir(mode=0o770)
+    (tmp_path / name).chmod(0o770)
     (tmp_path / "elsewhere").mkdir(mode=0o700)
-    folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PermissionError):
-        agent_sockets()
+    (tmp_path / f"{name}-link").symlink_to(tmp_path / "elsewhere")
+    path = socket_of(1)
+    folder = os.path.dirname(path)
+    assert os.path.basename(folder) not in (name, f"{name}-link")
+    assert os.stat(folder).st_mode & 0o777 == 0o700
+    assert os.path.dirname(socket_of(2)) == folder
+    with open(path, "x"):
+        pass
+    (tmp_path / name / os.path.basename(path)).touch()
+    assert agent_sockets() == [path]
 
 
 @in_loop
@@ -187,7 +200,7 @@ async def test_an_agent_that_does_not_respond_is_named_and_left_out(
     monkeypatch.setattr(discovery, "LATE_S", 0.0)
     monkeypatch.setattr(discovery, "CONNECT_S", 0.1)
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as frozen:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)  # A socket's path must be short.
+        monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", folder)  # A socket's path must be short.
         frozen.bind(socket_of(4711))
         frozen.listen()
         late: list[str] = []
@@ -200,7 +213,7 @@ async def test_an_agent_of_another_version_is_named_and_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as other:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", folder)
         with monkeypatch.context() as patch:
             patch.setattr("holdfast.control.runtime_dir.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
             other.bind(socket_of(4711))

@@ -104,13 +104,13 @@ async def test_refused_connect_may_start_a_listener_and_retry(
         assert not caught.value.permanent
         asked: list[list[Address]] = []
 
-        def when_refused(found: list[Address]) -> bool:
+        def on_refused(found: list[Address]) -> bool:
             asked.append(found)
             bound.listen()
             return True
 
         with pytest.raises(ConnectFailed, match=connect.MUTE):
-            await connector_at(port, when_refused=when_refused).connect()
+            await connector_at(port, on_refused=on_refused).connect()
         assert asked == [[Address(socket.AF_INET, (LOCAL, port))]]
 
 

@@ -13,7 +13,7 @@ from holdfast.coordinator import connect, endpoint_list
 from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.coordinator.connections import ConnectFailed
 from holdfast.coordinator.endpoint_list import EndpointList
-from holdfast.core.limits import TERMS_PER_PLACE
+from holdfast.core.limits import TERMS_PER_ENDPOINT
 from holdfast.etcd.runner import hold_port
 from holdfast.net.tls import TlsFiles
 from in_loop import in_loop
@@ -31,19 +31,22 @@ if TYPE_CHECKING:
 @in_loop
 async def test_later_place_accepts_only_a_coordinator_that_took_over() -> None:
     """The coordinator of another job may run there with the same token; it must not start this job."""
-    async with serving() as first, serving() as another, serving(place=2) as third:
-        for served, place in ((another, 1), (first, 2), (third, 0), (third, 1)):
+    async with serving() as first, serving() as another, serving(endpoint_index=2) as third:
+        for served, endpoint_index in ((another, 1), (first, 2), (third, 0), (third, 1)):
             with pytest.raises(ConnectFailed) as caught:
-                await served.connector(place=place).connect()
+                await served.connector(endpoint_index=endpoint_index).connect()
             assert caught.value.reached
             assert not caught.value.permanent
-        found = [one.connector(place=place) for place, one in enumerate((first, another, third))]
+        found = [
+            one.connector(endpoint_index=endpoint_index)
+            for endpoint_index, one in enumerate((first, another, third))
+        ]
         from_the_second = EndpointList(found, floor=lambda: 1)
         (await from_the_second.connect()).abort()
-        assert from_the_second.place == 2
+        assert from_the_second.endpoint_index == 2
         from_the_first = EndpointList(found, floor=lambda: 0)
         (await from_the_first.connect()).abort()
-        assert from_the_first.place == 0
+        assert from_the_first.endpoint_index == 0
         assert await from_the_first.replaced_at(0, 20) == f"{LOCAL}:{third.port}"
         assert await from_the_first.replaced_at(2, 20) == ""
         assert not [*first.warnings, *another.warnings]  # A probe causes no warning.
@@ -53,8 +56,10 @@ async def test_later_place_accepts_only_a_coordinator_that_took_over() -> None:
 @in_loop
 async def test_search_closes_all_other_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint_list, "STAGGER_S", 0.0)
-    async with serving() as first, serving(place=1) as second:
-        found = EndpointList([first.connector(), second.connector(place=1)], floor=lambda: 0)
+    async with serving() as first, serving(endpoint_index=1) as second:
+        found = EndpointList(
+            [first.connector(), second.connector(endpoint_index=1)], floor=lambda: 0
+        )
         connection = await found.connect()
         await soon(lambda: first.server.connections + second.server.connections == 1)
         connection.abort()
@@ -64,10 +69,10 @@ async def test_search_closes_all_other_connections(monkeypatch: pytest.MonkeyPat
 
 @in_loop
 async def test_coordinator_that_takes_over_a_job_serves_only_that_job() -> None:
-    async with serving(place=1, only_job="job") as served:
+    async with serving(endpoint_index=1, only_job="job") as served:
         with pytest.raises(ConnectFailed):
-            await served.connector("another", place=1).connect()
-        (await served.client(place=1)).connection.abort()
+            await served.connector("another", endpoint_index=1).connect()
+        (await served.client(endpoint_index=1)).connection.abort()
 
 
 @in_loop
@@ -77,10 +82,10 @@ async def test_any_listener_at_the_first_place_blocks_a_takeover(
     """It may be stopped, or have a different token than the operator."""
     monkeypatch.setattr(connect, "HANDSHAKE_S", 0.2)
     with socket.create_server((LOCAL, 0)) as mute:
-        async with serving(token=b"another") as other, serving(place=1) as own:
+        async with serving(token=b"another") as other, serving(endpoint_index=1) as own:
             for port in (other.port, mute.getsockname()[1]):
                 first = CoordinatorConnector(LOCAL, port, run_id="job")
-                found = EndpointList([first, own.connector(place=1)], floor=lambda: 0)
+                found = EndpointList([first, own.connector(endpoint_index=1)], floor=lambda: 0)
                 assert f"{LOCAL}:{port}" in await found.others(1)
 
 
@@ -103,7 +108,7 @@ def taking_over(ports: tuple[int, int], *flags: str, **environment: str) -> Coor
 def by_the_second(ports: tuple[int, int], *nodes: CoordinatorMembership) -> None:
     """Wait until the second coordinator decides for all these nodes."""
     for one in nodes:
-        view = until(one, lambda view: member(view) and view.term >= TERMS_PER_PLACE)
+        view = until(one, lambda view: member(view) and view.term >= TERMS_PER_ENDPOINT)
         assert one.where == f"{LOCAL}:{ports[1]}"
         assert not one.hosting
         assert view.size == len(nodes)
@@ -112,7 +117,7 @@ def by_the_second(ports: tuple[int, int], *nodes: CoordinatorMembership) -> None
 def test_node_does_not_run_the_coordinator_after_a_takeover(
     ports: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The node starts on the machine that was replaced; token and certificates are valid at every place."""
+    """The node starts on the machine that was replaced; token and certificates are valid at every endpoint."""
     # On a busy machine the handshake of the first check may take longer than a second.
     monkeypatch.setattr("holdfast.membership.coordinator.FIRST_PROBE_S", 30.0)
     ca = make_ca(tmp_path)
@@ -145,7 +150,7 @@ def test_replaced_coordinator_stops(
         # An operator could not take over here, because the first coordinator responds; this simulates a cut.
         @in_loop
         async def take_over() -> None:
-            served = Served(ports[1], place=1)
+            served = Served(ports[1], endpoint_index=1)
             await soon(lambda: all(one.where == f"{LOCAL}:{ports[1]}" for one in nodes))
             await served.server.stop()
 

@@ -20,12 +20,12 @@ from holdfast.core.etcd.keys import (
     NodeRecord,
     Presence,
     leader_value,
-    other_version,
     pack,
     read_leader,
     read_record,
     roll_call_number,
     unpack,
+    version_refusal,
 )
 from holdfast.core.phases import NodeRole
 from holdfast.core.protocol import ControlPort, View
@@ -129,13 +129,13 @@ def test_a_record_of_another_version_is_refused_with_a_hint() -> None:
     leader = leader_value("a b", 1001, None)
     assert read_leader(leader) == ("a b", 0, None)
     for mine in (leader, pack(a_view()), HALF):
-        assert other_version(mine) == ""
-        other = other_version(mine.replace(MARK, b"hf%d" % (PROTOCOL_VERSION + 1), 1))
+        assert version_refusal(mine) == ""
+        other = version_refusal(mine.replace(MARK, b"hf%d" % (PROTOCOL_VERSION + 1), 1))
         assert other.endswith("install the same Holdfast on all nodes")
     with pytest.raises(ValueError, match="the same Holdfast"):
         read_record(View, pack(a_view()).replace(MARK, b"hf9", 1))
     for foreign in (b"", b"junk", MARK, b"hfx a 1", b"a 1"):
-        assert other_version(foreign) == ""
+        assert version_refusal(foreign) == ""
 
 
 def test_a_record_that_decompresses_above_the_limit_is_none(

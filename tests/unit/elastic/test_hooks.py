@@ -197,7 +197,7 @@ def test_known_failures_are_those_of_the_current_generation() -> None:
 
 def test_job_of_an_agent_with_hooks_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as runtime_folder:  # A socket's path must be short.
-        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime_folder)
+        monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", runtime_folder)
         agent = local(f"{sys.executable} -m holdfast ps > seen", kind=Hooked)
         assert agent.run().state is WorkerState.SUCCEEDED
     [_, row] = Path("seen").read_text().splitlines()

@@ -115,7 +115,7 @@ def test_handler_that_reports_changes_is_not_polled() -> None:
 
     handler = Telling(waiting=[1, 1])
     assert scripted(HEALTHY, SUCCEEDED, rdzv_handler=handler).run().state is SUCCEEDED
-    assert handler.asked == 0
+    assert handler.polls == 0
 
 
 def test_foreign_handler_is_polled_after_each_healthy_check() -> None:
@@ -123,13 +123,13 @@ def test_foreign_handler_is_polled_after_each_healthy_check() -> None:
         """Has the methods of TorchElastic's handlers, but does not derive from our class."""
 
         use_agent_store = False
-        asked = 0
+        polls = 0
 
         def next_rendezvous(self) -> RendezvousInfo:
             return ScriptedRendezvous().next_rendezvous()
 
         def num_nodes_waiting(self) -> int:
-            self.asked += 1
+            self.polls += 1
             return 0
 
         def get_run_id(self) -> str:
@@ -137,7 +137,7 @@ def test_foreign_handler_is_polled_after_each_healthy_check() -> None:
 
     handler = Foreign()
     assert scripted(HEALTHY, HEALTHY, SUCCEEDED, rdzv_handler=handler).run().state is SUCCEEDED
-    assert handler.asked == 2
+    assert handler.polls == 2
 
 
 class Broken(Exception):

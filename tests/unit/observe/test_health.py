@@ -137,7 +137,7 @@ def test_alive_time_includes_the_wait_of_an_earlier_probe(
 
 def test_busy_loop_need_not_respond(probe: LoopProbe) -> None:
     assert not probe.probe(0.01)
-    with probe.busy("rendezvous"):
+    with probe.suspended("rendezvous"):
         assert probe.probe(60)
         assert probe.silent_s() == 0.0
     assert probe.silent_s() == 0.0
@@ -157,7 +157,7 @@ def test_probe_ends_when_the_loop_becomes_busy_or_is_closed(closes: bool) -> Non
         probe.close()
         thread.join()
     else:
-        with probe.busy("rendezvous"):
+        with probe.suspended("rendezvous"):
             thread.join()
     assert answered == [not closes]
     probe.close()

@@ -57,12 +57,12 @@ class Group:
         kind: type[SubprocessContext] = SubprocessContext,
         logs: LogsSpecs | None = None,
         keeper: Keeper | None = None,
-        attended: bool = False,
+        defers_threads: bool = False,
     ) -> SubprocessContext:
         args = {rank: ("-c", script) for rank, script in enumerate(scripts)}
         envs = {rank: {"MESSAGES": str(self.messages.path), "RANK": str(rank)} for rank in args}
         logs = logs or DefaultLogsSpecs(log_dir=str(self.folder / "logs"))
-        spec = GroupSpec("trainer", "sh", args, envs, logs, is_attended=attended)
+        spec = GroupSpec("trainer", "sh", args, envs, logs, defers_threads=defers_threads)
         context = kind(spec, keeper=keeper)
         self.made.append(context)
         return context
@@ -363,8 +363,8 @@ def is_followed() -> bool:
     return any(thread.name == "holdfast-logs" for thread in threading.enumerate())
 
 
-def test_silent_workers_are_not_followed_while_they_are_attended(group: Group) -> None:
-    context = group.start("exit 0", "exit 0", attended=True)
+def test_silent_workers_are_not_followed_while_threads_are_deferred(group: Group) -> None:
+    context = group.start("exit 0", "exit 0", defers_threads=True)
     all_ended(context)
     assert not is_followed()
     assert not finished(context).failures
@@ -373,7 +373,7 @@ def test_silent_workers_are_not_followed_while_they_are_attended(group: Group) -
 def test_the_first_output_is_shown_while_its_worker_runs(
     group: Group, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    context = group.start(WAITS, f"echo first >&2; {WAITS}", ready=2, attended=True)
+    context = group.start(WAITS, f"echo first >&2; {WAITS}", ready=2, defers_threads=True)
     until(context, is_followed)
     shown = ""
     give_up_at = time.monotonic() + PATIENCE_S
@@ -386,7 +386,7 @@ def test_the_first_output_is_shown_while_its_worker_runs(
 
 
 def test_follow_output_follows_silent_workers(group: Group) -> None:
-    context = group.start(WAITS, ready=1, attended=True)
+    context = group.start(WAITS, ready=1, defers_threads=True)
     assert not is_followed()
     context.follow_output()
     assert is_followed()
@@ -396,7 +396,7 @@ def test_follow_output_follows_silent_workers(group: Group) -> None:
 def test_unfollowed_output_is_in_the_failure(
     group: Group, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    context = group.make("echo why >&2; exit 3", attended=True)
+    context = group.make("echo why >&2; exit 3", defers_threads=True)
     context.start()
     until(context, lambda: context.first_failure() is not None)
     assert context.failures_so_far()[0].stderr_tail == "why\n"

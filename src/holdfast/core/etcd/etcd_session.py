@@ -525,7 +525,7 @@ class EtcdSession:
         if not self.is_up:
             return [self._read()]
         effects: list[SessionEffect] = [DeliverMessage(self._ack())]
-        report = NodeReported(store.record.status, store.record.call)
+        report = NodeReported(store.record.status, store.record.roll_call)
         effects += self._leadership_effects(now, OwnStatusStored(report))
         return effects + self._store_next()
 

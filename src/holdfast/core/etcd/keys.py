@@ -74,7 +74,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     """
 
     status: Status
-    call: RollCallNumber = 0
+    roll_call: RollCallNumber = 0
     lease: Lease = 0
     presence: Presence | None = None
     control: ControlPort | None = None
@@ -168,7 +168,9 @@ def read_record(kind: type[T], value: bytes) -> T:
         elif value[:start] == MARK + b"=":
             body = value[start:]
         else:
-            raise ValueError(other_version(value) or "it does not begin with the mark of a record")
+            raise ValueError(
+                version_refusal(value) or "it does not begin with the mark of a record"
+            )
         record: T = _checks[kind](_decoders[kind].decode(body))
     except (*MALFORMED, zlib.error) as problem:
         raise ValueError(quoted(str(problem))) from None
@@ -183,7 +185,7 @@ def unpack(kind: type[T], value: bytes) -> T | None:
         return None
 
 
-def other_version(value: bytes) -> str:
+def version_refusal(value: bytes) -> str:
     """Return why a value of another version of Holdfast is refused; empty for any other value."""
     found = re.match(MARK_PREFIX + rb"(\d{1,9})[ =z]", value)
     if found is None or int(found[1]) == PROTOCOL_VERSION:

@@ -78,12 +78,12 @@ from holdfast.core.etcd.keys import (
     NodeRecord,
     UnreadableKeys,
     get_prefix,
-    other_version,
     pack,
     read_leader,
     read_record,
     roll_call_number,
     unpack,
+    version_refusal,
 )
 from holdfast.core.etcd.witness import (
     ENDED,
@@ -463,8 +463,8 @@ class TakeoverRollCall:
         for one in nodes:
             peer, report = self._keys.peer_of(one.key), unpack(NodeRecord, one.value)
             if peer is not None and report is not None:
-                is_true = report.call <= stored + ROLL_CALLS_AHEAD_MAX
-                answered[peer] = report.call if is_true else 0
+                is_true = report.roll_call <= stored + ROLL_CALLS_AHEAD_MAX
+                answered[peer] = report.roll_call if is_true else 0
         if self._term != term:  # The stored number may be lost although nodes responded to it.
             self._term, self._number = term, max([stored, *answered.values()]) + 1
         known = {(node.info.node, node.info.incarnation) for node in record.job.nodes.values()}
@@ -486,7 +486,7 @@ class TakeoverRollCall:
         for change in changes:
             peer = self._keys.peer_of(change.key)
             report = unpack(NodeRecord, change.value) if change.value is not None else None
-            if peer is not None and (report is None or report.call >= self._number):
+            if peer is not None and (report is None or report.roll_call >= self._number):
                 self._awaited.discard(peer)
         return not self._awaited
 
@@ -682,7 +682,7 @@ class Leadership:
         if leader is not None:
             if self.election.is_own(leader):
                 return []
-            other = other_version(leader)
+            other = version_refusal(leader)
             if other:
                 return [FailSession(Problem(ProblemKind.REFUSED, f"the leader's key: {other}"))]
             name, lease, presence = read_leader(leader)
@@ -768,7 +768,9 @@ class Leadership:
         for one in sorted(nodes, key=lambda one: one.create_revision):
             record_there = self._record_at(one.key, one.value)
             if record_there is not None:
-                reports.append(self._newest(NodeReported(record_there.status, record_there.call)))
+                reports.append(
+                    self._newest(NodeReported(record_there.status, record_there.roll_call))
+                )
                 subjects += self._subject_of(record_there)
         alive = {(one.status.info.node, one.status.info.incarnation) for one in reports}
         job = job_to_lead(record, alive, self.election.term, self._run_id, self._lease_s)
@@ -874,7 +876,7 @@ class Leadership:
                 self._alive.add(peer)
                 for subject in self._subject_of(record):
                     effects += self._witness.handle(now, SubjectAdded(subject), self._cause)
-                views += led.handle(now, NodeReported(record.status, record.call))
+                views += led.handle(now, NodeReported(record.status, record.roll_call))
         views += led.handle(now, NodesLost(tuple(lost.values())), self._cause)
         return effects + self._decided(views)
 
@@ -913,7 +915,7 @@ class Leadership:
         return self._write_pending()
 
     def _write_pending(self) -> list[LeaderEffect]:
-        """Store what is pending, unless a write is under way; resign if nothing is left."""
+        """Store the pending changes, unless a write is under way; resign if none are left."""
         led, pending, is_candidate = self.led, self._pending, self.election.is_candidate
         if led is None or pending is None or self._is_writing():
             return []

@@ -368,7 +368,7 @@ class SimpleElasticAgent(ElasticAgent):
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Join the next round, and assign the ranks of this node's workers."""
         spec = worker_group.spec
-        with self._loop.busy("the rendezvous"):
+        with self._loop.long_wait("the rendezvous"):
             self._polled.next_round(
                 lambda store, rank, size: self._assign_worker_ranks(store, rank, size, spec)
             )
@@ -382,7 +382,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _exit_barrier(self) -> None:
         """Wait until the workers of the other nodes have exited."""
-        with self._loop.busy("the exit barrier"):
+        with self._loop.long_wait("the exit barrier"):
             self._polled.exit_barrier()
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
@@ -583,7 +583,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._setup_local_watchdog(given.envs)
         self._setup_healthcheck()
         self._machine.forget_workers()
-        return dict(self._processes.launch(order, given, self._loop.busy))
+        return dict(self._processes.launch(order, given, self._loop.long_wait))
 
     def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
         """Prepare timers and progress pages, and add them to the workers' environments."""

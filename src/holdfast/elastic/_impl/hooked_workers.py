@@ -21,7 +21,7 @@ HOOKS = ("_start_workers", "_stop_workers", "_monitor_workers", "_shutdown")
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from holdfast.agent.loop import Busy
+    from holdfast.agent.loop import LongWait
     from holdfast.agent.worker_processes import StartOrder, StopOrder, WorkerProcesses
     from holdfast.core.machine import Event
     from holdfast.elastic._impl.agents import SimpleElasticAgent
@@ -45,7 +45,7 @@ class HookedWorkers:
         self.prepare = processes.prepare
         self.kill = processes.kill
         self.descriptors = processes.descriptors
-        self.settle = processes.settle
+        self.start_deferred_services = processes.start_deferred_services
         self.await_keeper = processes.await_keeper
 
     @property
@@ -59,8 +59,8 @@ class HookedWorkers:
     def failures_so_far(self) -> dict[int, ProcessFailure]:
         return self.result.failures or self._processes.failures_so_far()
 
-    def start(self, order: StartOrder, busy: Busy) -> Mapping[int, object]:
-        del order, busy  # The agent's own `_start_workers` reads both from the loop.
+    def start(self, order: StartOrder, long_wait: LongWait) -> Mapping[int, object]:
+        del order, long_wait  # The agent's own `_start_workers` reads both from the loop.
         self._processes.result = RunResult(WorkerState.INIT)  # Not that of the last generation.
         return self._agent._start_workers(self._agent.get_worker_group())
 

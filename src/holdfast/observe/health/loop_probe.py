@@ -21,7 +21,7 @@ class LoopProbe:
     """Connects one loop with any number of threads that probe it.
 
     The loop waits for `fileno()` among its other descriptors and calls `respond()` when that is readable, or at any
-    other time. While the loop waits for something else, it is in the context `busy()`.
+    other time. While the loop waits for something else, it is in the context `suspended()`.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class LoopProbe:
         self._probed_at: float | None = None  # The oldest probe without a response.
         self._responses = 0
         self._responded_at = time.monotonic()
-        self._busy_with: list[str] = []
+        self._suspended_for: list[str] = []
 
     # In the loop.
 
@@ -54,12 +54,12 @@ class LoopProbe:
                 pass  # A probe sets both under the lock, so this cannot happen.
             self._changed.notify_all()
 
-    def busy(self, what: str) -> Busy:
+    def suspended(self, what: str) -> Suspended:
         """Return a context in which the loop need not respond, because `what` has its own timeout.
 
         An example is a handler that waits for a rendezvous.
         """
-        return Busy(self, what)
+        return Suspended(self, what)
 
     def close(self) -> None:
         """Close the descriptor; later probes fail."""
@@ -76,11 +76,11 @@ class LoopProbe:
         deadline = time.monotonic() + limit_s
         with self._changed:
             known = self._responses
-            if self._fd >= 0 and not self._busy_with and self._probed_at is None:
+            if self._fd >= 0 and not self._suspended_for and self._probed_at is None:
                 self._probed_at = time.monotonic()
                 os.eventfd_write(self._fd, 1)
             while True:
-                if self._busy_with or self._responses > known:
+                if self._suspended_for or self._responses > known:
                     return True
                 left = deadline - time.monotonic()
                 if self._fd < 0 or left <= 0:
@@ -90,7 +90,7 @@ class LoopProbe:
     def silent_s(self) -> float:
         """Return how long the oldest probe has been waiting; 0.0 if no probe waits."""
         with self._changed:
-            if self._probed_at is None or self._busy_with:
+            if self._probed_at is None or self._suspended_for:
                 return 0.0
             return time.monotonic() - self._probed_at
 
@@ -109,18 +109,18 @@ class LoopProbe:
             self.probe(max(0.0, RESPONSE_S - waited_s))
         return time.time() - self.silent_s()
 
-    def _enter_busy(self, what: str) -> None:
+    def _suspend(self, what: str) -> None:
         with self._changed:
-            self._busy_with.append(what)
+            self._suspended_for.append(what)
             self._changed.notify_all()
 
-    def _exit_busy(self, what: str) -> None:
+    def _resume(self, what: str) -> None:
         with self._changed:
-            self._busy_with.remove(what)
+            self._suspended_for.remove(what)
         self.respond()
 
 
-class Busy:
+class Suspended:
     """The context in which the loop waits for something that has its own timeout."""
 
     def __init__(self, probe: LoopProbe, what: str) -> None:
@@ -128,7 +128,7 @@ class Busy:
         self._what = what
 
     def __enter__(self) -> None:
-        self._probe._enter_busy(self._what)
+        self._probe._suspend(self._what)
 
     def __exit__(self, *_: object) -> None:
-        self._probe._exit_busy(self._what)
+        self._probe._resume(self._what)

@@ -172,9 +172,9 @@ class ProcessFailure:
         if self.detail:
             return Trace.OWN  # The agent knows why.
         traceback = self.traceback_text()
-        said = peer_blame.first_exception(traceback) if traceback else self.recorded_message()
-        if said:
-            return Trace.PEER if peer_blame.blames_peer(said) else Trace.OWN
+        reason = peer_blame.first_exception(traceback) if traceback else self.recorded_message()
+        if reason:
+            return Trace.PEER if peer_blame.blames_peer(reason) else Trace.OWN
         if self.stopped:
             return Trace.STOPPED
         by_peer = self.signal_name() == "SIGPIPE" or peer_blame.tail_blames_peer(self.stderr_tail)
@@ -195,7 +195,7 @@ class ProcessFailure:
         return callstack.strip("\n") if isinstance(callstack, str) else ""
 
     def traceback_text(self) -> str:
-        """Return the traceback: of the error file, or else the last one on standard error."""
+        """Return the traceback from the error file, or else the last one on standard error."""
         return self.recorded_traceback() or tracebacks.last_traceback(self.stderr_tail)
 
     def ending(self) -> str:
@@ -254,7 +254,7 @@ class ChildFailedError(Exception):
     """Workers failed. `failures` has them by global rank; `str(error)` is the whole report.
 
     The agent may set `log_dir`, `report_file` (the same report as JSON), `restarts` ("after 3 of 3
-    restarts") and `many_nodes` (other nodes may have more failures). The text then contains them.
+    restarts") and `many_nodes` (other nodes may have more failures). The report then shows these facts.
     """
 
     def __init__(self, name: str, failures: dict[int, ProcessFailure]) -> None:

@@ -136,7 +136,9 @@ class Keeper:
     @classmethod
     def start(cls) -> Keeper:
         prestarted, Keeper._prestarted = Keeper._prestarted, None
-        if prestarted is not None and prestarted._owner == os.getpid():  # It is not the parent's.
+        if (
+            prestarted is not None and prestarted._owner == os.getpid()
+        ):  # Not one of the process that forked this one.
             return prestarted
         return cls.start_another()
 
@@ -455,7 +457,7 @@ def working_directory() -> str:
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return what keepers and workers inherit: all but the secrets of agents."""
+    """Return the variables that keepers and workers inherit: all but the secrets of agents."""
     return {name: value for name, value in os.environ.items() if name not in AGENT_SECRETS}
 
 

@@ -132,8 +132,8 @@ class GroupSpec(Value):
     capture_stderr: bool = True
     world_size: int = 0
     """The number of workers on all nodes; 0 if there are only those of this group."""
-    is_attended: bool = False
-    """Whether the caller handles events as they arrive.
+    defers_threads: bool = False
+    """Whether threads start only when they are needed, because the caller handles events as they arrive.
 
     Then the group follows the workers' output from its first byte, or from `follow_output` on.
     """
@@ -237,7 +237,7 @@ class PContext(ABC):
         self._zygote_fd = -1
         self._inherited: dict[str, str] | None = None
         self._cpus: dict[int, list[int]] = {}  # Of each worker that is bound to CPUs.
-        self._is_attended = spec.is_attended
+        self._defers_threads = spec.defers_threads
         self._unfollowed: list[int] = []  # Descriptors of output that is not followed yet.
         self._oom_kills: OomKills | None = None
         self._shortage: OSError | None = None  # Why a worker could not be forked.
@@ -397,7 +397,7 @@ class PContext(ABC):
         """Follow the workers' output from now on, even if there is none yet."""
         for fd in self._unfollowed:
             self._unwatch(fd)
-        self._unfollowed, self._is_attended = [], False
+        self._unfollowed, self._defers_threads = [], False
         self._stdio.begin_following()
 
     def kill_now(self) -> None:
@@ -567,7 +567,7 @@ class PContext(ABC):
 
     def _begin_output(self) -> None:
         """Follow the workers' output: at once or, if the caller handles events, when there is some."""
-        if not self._is_attended:
+        if not self._defers_threads:
             self._stdio.begin_following()
         elif not self._unfollowed:
             self._unfollowed = self._stdio.begin_with_files()

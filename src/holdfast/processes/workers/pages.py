@@ -186,10 +186,7 @@ class WorkerPage:
 
     def close(self) -> None:
         # Clear `_fd` before closing: another thread may be about to read.
-        fd, self._fd = (
-            self._fd,
-            -1,
-        )
+        fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
             try:

@@ -267,7 +267,7 @@ class CommandLine:
         if self.start and self.size:
             line = b"".join(os.fsencode(word) + b"\0" for word in words)[: self.size - 1]
             ctypes.memmove(self.start, line.ljust(self.size, b"\0"), self.size)
-            # Mostly only root may do this. For others the line ends with empty words.
+            # Usually only root may do this. Without it, the line ends with empty words.
             end = self.start + max(1, len(line))
             libc.prctl(PR_SET_MM, PR_SET_MM_ARG_END, ctypes.c_ulong(end), 0, 0)
 

@@ -38,7 +38,7 @@ PROVE_S = 60.0
 """The limit for the store to accept a connection: its agent may be slower than the workers."""
 BACKLOG = 4096
 WARNINGS_MAX = 3
-NO_ROOM_S = 0.2  # The pause in accepting when no descriptor is left.
+NO_ROOM_S = 0.2  # How long to accept no connection when no descriptor is free.
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 
 _running: set[Forwarder] = set()

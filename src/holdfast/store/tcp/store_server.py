@@ -53,7 +53,7 @@ VALIDATE_S = 30.0
 HALF_OPEN_MAX = 1024  # Connections that have not sent VALIDATE yet.
 HALF_OPEN_MIN_S = 1.0  # The minimum time of each, unless its host has the most of them.
 PROMISE_S = 1.0  # A queue reserves a value for a woken client for 1 to 2 times this.
-NO_ROOM_S = 0.2  # The pause in accepting when no descriptor is left.
+NO_ROOM_S = 0.2  # How long to accept no connection when no descriptor is free.
 WARNINGS_MAX = 10
 
 # What a request does.

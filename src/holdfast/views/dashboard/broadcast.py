@@ -44,7 +44,7 @@ class Listener:
         self._woken.set()
 
     async def get(self, limit_s: float) -> bytes | None:
-        """Return the next update, nothing after the time limit, or None at the end."""
+        """Return the next update; empty after the time limit; None at the end."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._woken.wait()

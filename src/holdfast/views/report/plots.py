@@ -13,7 +13,7 @@ TICKS = 4
 X_TICKS_MAX = 7
 COLOURS = 8
 HEAT_LEVELS = ((0.9, "h1"), (0.75, "h2"), (0.5, "h3"), (0.25, "h4"), (-1.0, "h5"))
-"""The least share of the median rate of each colour."""
+"""The minimum rate for each colour, relative to the median."""
 TIME_STEPS = (
     *(one * 10.0**power for power in range(-4, 1) for one in (1, 2, 5)),
     *(10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0),

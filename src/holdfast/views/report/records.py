@@ -361,7 +361,7 @@ def _is_alive(host: Host) -> bool:
 
 def _timelines(folder: str) -> list[str]:
     """Return the timelines in a folder and in the folders below it."""
-    place = os.path.realpath(folder)  # Links in the operator's argument are followed, no others.
+    place = os.path.realpath(folder)  # Only links in the operator's argument are followed.
     if not os.path.isdir(place):
         raise UsageError(f"FOLDER: {folder!r} is not a folder; accepted: a log directory")
     if not os.access(place, os.R_OK | os.X_OK):
@@ -424,8 +424,8 @@ def read_bounded(path: str, bytes_max: int, head_bytes: int) -> Contents:
 def _open_without_links(path: str) -> int:
     """Open a file for reading, folder by folder.
 
-    A folder of another user may contain a link, or get one while it is read. It would add a file to the report
-    that only the user of this command can read.
+    A folder on the path may belong to another user, who can put a link into it at any time. The link could add a
+    file to the report that only the user of this command can read.
     """
     *folders, name = os.path.abspath(path).split("/")[1:]
     held = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -473,7 +473,7 @@ def _join_by_time(runs: Sequence[NodeRun], same_id: Iterable[int], joined: _Join
     def end(at: int) -> float:
         return runs[at].wall(runs[at].last_at)
 
-    with_fence: list[int] = []  # Of those that a run without a fence joined, only the last to end.
+    with_fence: list[int] = []  # Of those already joined, only the one that ends last.
     last: int | None = None  # The run without a fence that ends last.
     for at in sorted(same_id, key=lambda at: runs[at].run.wall):
         begin = runs[at].run.wall

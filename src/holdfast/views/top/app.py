@@ -283,7 +283,7 @@ class JobScreen(Screen[None]):
     def action_sort(self) -> None:
         names = [*SORTS]
         self.sort = names[(names.index(self.sort) + 1) % len(names)]
-        self.table_of("ranks").go(0)  # The first row is the interesting one.
+        self.table_of("ranks").move_cursor(0)  # The first row is the interesting one.
         self.table_of("ranks").rows = ()
         self.action_view("ranks")
 

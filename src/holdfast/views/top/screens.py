@@ -134,8 +134,8 @@ class TextScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,ctrl+c", "leave", "back", key_display="Esc"),
         Binding("slash", "search", "search", key_display="/"),
-        Binding("n", "go(1)", "next"),
-        Binding("N", "go(-1)", "last"),
+        Binding("n", "find_next(1)", "next"),
+        Binding("N", "find_next(-1)", "last"),
     ]
     DEFAULT_CSS = """
     TextScreen #title { height: 1; background: $surface; color: $accent; text-style: bold; padding: 0 1; }
@@ -180,8 +180,8 @@ class TextScreen(Screen[None]):
         search.display = True
         search.focus()
 
-    def action_go(self, by: int) -> None:
-        self.view.go_to_found(by)
+    def action_find_next(self, by: int) -> None:
+        self.view.move_to_found(by)
 
     @on(Input.Changed)
     def _look_for(self, event: Input.Changed) -> None:
@@ -192,7 +192,7 @@ class TextScreen(Screen[None]):
     def _found(self) -> None:
         self.query_one("#search", Input).display = False
         self.view.focus()
-        self.view.go_to_found(-1)
+        self.view.move_to_found(-1)
 
 
 class Plain(TextScreen):

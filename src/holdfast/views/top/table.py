@@ -88,7 +88,7 @@ class Lines(ScrollView, can_focus=True):
     def __init__(self, name: str) -> None:
         super().__init__(id=name)
         self._drawn: dict[int, tuple[list[Cell], bool]] = {}
-        self._looks: dict[str, Style] = {}
+        self._kind_styles: dict[str, Style] = {}
 
     # For subclasses.
 
@@ -130,29 +130,29 @@ class Lines(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         width = self.scrollable_content_region.width
         cells, is_at_cursor = self._drawn[y] = self._content(y, width)
-        ground = self.rich_style
+        background = self.rich_style
         if y < self.HEAD_LINES:
-            ground = self.look("head")
+            background = self.style_of("head")
         elif is_at_cursor:
-            ground += self.look("cursor")
+            background += self.style_of("cursor")
         segments = [
-            Segment(text, ground + self.look(kind) if kind else ground)
+            Segment(text, background + self.style_of(kind) if kind else background)
             for text, kind in cells
             if text
         ]
         # Adjacent segments of one style become one, which saves bytes on a slow connection.
-        return Strip(segments).adjust_cell_length(width, ground).simplify()
+        return Strip(segments).adjust_cell_length(width, background).simplify()
 
-    def look(self, kind: str) -> Style:
-        style = self._looks.get(kind)
+    def style_of(self, kind: str) -> Style:
+        style = self._kind_styles.get(kind)
         if style is None:
             partial = kind != "head"
             style = self.get_component_rich_style(f"lines--{kind}", partial=partial)
-            self._looks[kind] = style
+            self._kind_styles[kind] = style
         return style
 
     def notify_style_update(self) -> None:
-        self._looks.clear()
+        self._kind_styles.clear()
         super().notify_style_update()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -221,7 +221,7 @@ class Table(Lines):
             key = self._key(old)
             if not rows or self._key(rows[cursor]) != key:
                 cursor = next((at for at, row in enumerate(rows) if self._key(row) == key), cursor)
-        self._go(cursor)
+        self._set_cursor(cursor)
 
     def line_count(self) -> int:
         return len(self.rows) or bool(self._empty)
@@ -268,7 +268,7 @@ class Table(Lines):
 
     # Moving.
 
-    def _go(self, cursor: int) -> None:
+    def _set_cursor(self, cursor: int) -> None:
         self.cursor = cursor
         top, page = self.scroll_offset.y, self.page
         if self.size.height:
@@ -282,19 +282,19 @@ class Table(Lines):
                 self.scroll_to(y=cursor - page + 1, animate=False, immediate=True)
             self.redraw()
 
-    def go(self, cursor: int) -> None:
+    def move_cursor(self, cursor: int) -> None:
         """Put the cursor on another row."""
-        self._go(max(0, min(len(self.rows) - 1, cursor)))
+        self._set_cursor(max(0, min(len(self.rows) - 1, cursor)))
         self.post_message(self.Moved())
 
     def action_move(self, by: int) -> None:
-        self.go(self.cursor + by)
+        self.move_cursor(self.cursor + by)
 
     def action_page(self, by: int) -> None:
-        self.go(self.cursor + by * self.page)
+        self.move_cursor(self.cursor + by * self.page)
 
     def action_edge(self, where: int) -> None:
-        self.go(0 if where < 0 else len(self.rows) - 1)
+        self.move_cursor(0 if where < 0 else len(self.rows) - 1)
 
     def action_choose(self) -> None:
         if self.selected is not None:
@@ -305,7 +305,7 @@ class Table(Lines):
         if event.y >= self.HEAD_LINES and at < len(self.rows) and self.can_focus:
             if at == self.cursor and event.chain > 1:
                 self.action_choose()
-            self.go(at)
+            self.move_cursor(at)
 
 
 class TextView(Lines):
@@ -387,7 +387,7 @@ class TextView(Lines):
             return []
         return [at for at, (text, _) in enumerate(self._lines) if self._found in text.lower()]
 
-    def go_to_found(self, by: int) -> None:
+    def move_to_found(self, by: int) -> None:
         """Scroll to the next or the previous line with the text."""
         where = self._where()
         if not where:
