@@ -42,8 +42,8 @@ class ComparingStore(Protocol):
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
         """Set a key if it has the expected value; return the value it then has.
 
-        If the key is missing and `expected` is empty, it is set. If it is missing and `expected` is not empty,
-        nothing is set and `expected` is returned, so the result looks as if the key had that value.
+        A missing key is set if `expected` is empty. Otherwise nothing changes, and `expected` is returned, so the
+        result looks as if the key had that value.
         """
 
 
@@ -77,7 +77,7 @@ class Store(Protocol):
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
         """Set a key if it has the expected value; return the value it then has.
 
-        If the key is missing, it is set if `expected` is empty; otherwise `expected` is returned.
+        A missing key is set if `expected` is empty; otherwise nothing changes, and `expected` is returned.
         """
 
     def append(self, key: str, value: str, /) -> object:

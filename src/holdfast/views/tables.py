@@ -76,7 +76,7 @@ def agent_row(agent: Here) -> dict[str, Any]:
 class LogPrinter:
     """Prints lines of many ranks, each prefixed with its rank.
 
-    With `escaped`, workers' control sequences other than colours are escaped: a terminal would obey them.
+    With `escaped`, it escapes workers' control sequences other than colours, which a terminal would execute.
     """
 
     def __init__(self, *, prefixed: bool, coloured: bool, escaped: bool) -> None:

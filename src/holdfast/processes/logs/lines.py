@@ -48,8 +48,8 @@ class Sink:
     """One destination for whole lines, shared by any number of streams and threads.
 
     Sinks of the same terminal, pipe or file share one lock, so that a line sent to standard
-    output and a line sent to standard error never mix when both are the same terminal. If the caller
-    passes a descriptor, it keeps it open as long as the sink is used.
+    output and a line sent to standard error never mix when both are the same terminal. A caller
+    that passes a descriptor must keep it open as long as the sink is used.
     """
 
     __slots__ = ("_fd", "_lock", "_owned", "_put", "_stream", "_warned", "bytes_written", "quiet")
@@ -347,8 +347,8 @@ class PrefixedLines:
 class RawBytes:
     """Passes the bytes of one stream to its sink immediately and unchanged.
 
-    For a person who watches one terminal: a prompt has no line end, and a progress bar shows its
-    state only until the next one.
+    For a person who watches one terminal: a prompt has no line end, and a progress bar shows each
+    state only until the next.
     """
 
     __slots__ = ("_to",)

@@ -608,7 +608,7 @@ class PContext(ABC):
                         self._shortage = OSError(number, text)
                     self._worker_exited(rank, 0, 127, f"could not be started: {text}")
                 case keeper_client.Exited(rank, pid, exitcode, error, at_ns):
-                    # Ignore a worker that an earlier start gave up.
+                    # Ignore a worker on which an earlier start gave up.
                     if self._started.get(rank) == pid:
                         detail, retryable = start_error(error), is_retryable(error)
                         if error is not None and error[0] in SHORTAGES:

@@ -38,7 +38,7 @@ _running: set[TcpStoreServer] = set()
 
 
 class HostAccess:
-    """Which hosts a store serves, besides its own user on this host: see `core.job_settings.StoreAccess`."""
+    """The hosts that a store serves, besides its own user on this host; see `core.job_settings.StoreAccess`."""
 
     __slots__ = ("generation", "key", "mode")
 

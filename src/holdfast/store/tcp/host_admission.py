@@ -1,4 +1,4 @@
-"""Which hosts a workers' store serves, and how long it holds connections of unknown hosts.
+"""Decides which hosts a workers' store serves, and how long it holds connections of unknown hosts.
 
 PyTorch's protocol has no authentication. So the store identifies a client by its origin: a process on this
 host by its user, which the kernel reports; another host by its address, which an agent of the job attests

@@ -114,8 +114,8 @@ class HelpScreen(ModalScreen[None]):
         Binding("escape,q,question_mark,enter,ctrl+c", "dismiss(None)", "close")
     ]
     DEFAULT_CSS = """
-    Help { align: center middle; }
-    Help > Static {
+    HelpScreen { align: center middle; }
+    HelpScreen > Static {
         width: 78; max-width: 100%; height: auto; max-height: 100%;
         border: round $primary; border-subtitle-color: $text-muted;
         background: $surface; padding: 0 1; overflow-y: auto;
