@@ -39,8 +39,8 @@ LAST_END_ENV = "HOLDFAST_LAST_END"
 NOTICE_FLAGS = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
 NOTICE_NAME = "notice"  # The agent's pipe, next to the pages: a byte wakes it up.
 
-# The layout of a page: words of 8 bytes, signed, in the order of bytes of the machine. The last
-# byte of the first word is the version of the layout.
+# The layout of a page: signed words of 8 bytes, in the machine's byte order. The last byte of the
+# first word is the version of the layout.
 PAGE_BYTES = 4096
 MAGIC = int.from_bytes(b"\x01hldfst\x01", "big")
 SCAN_AT = 1  # Written by the agent: when it will read this page again, or NEVER.

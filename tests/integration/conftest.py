@@ -15,5 +15,5 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=["c10d", "etcd"])
 def team(request: pytest.FixtureRequest, etcd: Etcd) -> MakeTeam:
-    """A factory of teams, of each kind."""
+    """A factory of teams: once at a coordinator, once on etcd."""
     return OnEtcd(etcd) if request.param == "etcd" else AtCoordinator()

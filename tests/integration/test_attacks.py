@@ -162,7 +162,7 @@ def leave_out(frame: bytes) -> list[bytes]:
 def test_attacker_in_the_middle_cannot_change_messages(
     change: Callable[[bytes], list[bytes]],
 ) -> None:
-    """This holds even if the port is known to be forwarded."""
+    """The attack fails even if `advertised_port` permits a forwarded port."""
     with ExitStack() as stack:
         relay = stack.enter_context(InBetween(change))
         forwarded = f"--rdzv-conf=advertised_port={relay.port}"

@@ -92,7 +92,7 @@ def listed() -> Iterator[str]:
 
 
 def etcd_of(agent: Agent) -> int:
-    """Return the process of an agent's member."""
+    """Return the pid of the etcd that an agent runs."""
     return next(pid for pid in descendants(agent.pid) if name_of(pid) == "etcd")
 
 

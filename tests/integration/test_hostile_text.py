@@ -125,7 +125,7 @@ def test_hostile_report_of_a_node_forges_no_line(tmp_path: Path, report: bytes) 
 
 
 def test_foreign_records_in_etcd_are_reported_and_ignored(tmp_path: Path, etcd: Etcd) -> None:
-    """Their node would be the first of the round, and choose the address of the workers' store."""
+    """The node of such a record would be the first of the round, and choose the address of the workers' store."""
     honest = NodeInfo(node="honest", incarnation=7, address="203.0.113.66")
     odd: list[dict[str, Any]] = [{"host": EVIL}, {"ports": ()}, {"label": "x" * 1000}]
     infos = [

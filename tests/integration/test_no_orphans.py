@@ -31,7 +31,7 @@ FAMILY = """
                 forever()
             os._exit(0)
         os.close(write)
-        os.read(read, 1)  # Ends once it has sent.
+        os.read(read, 1)  # Returns once the daemon has sent its message.
     def have_family():
         send(f"child{RANK}", sleeper())
         send(f"session{RANK}", sleeper(start_new_session=True))

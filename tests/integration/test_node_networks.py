@@ -219,7 +219,7 @@ def test_long_failure_report_arrives_over_a_slow_link(
         )
 
 
-# A job on one machine whose store a job on another machine may need, as replica groups do.
+# A job on one machine. A job on another machine may use its store, as replica groups do.
 HOSTS_A_STORE = """\
 import os, sys
 print(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], flush=True)

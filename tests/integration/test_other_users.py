@@ -188,7 +188,7 @@ def test_logs_are_not_written_to_a_folder_of_another_user(tmp_path: Path) -> Non
 def test_folders_of_another_user_do_not_block_the_cleanup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They have names like this user's folders, and there are more than one cleanup removes."""
+    """They have names like this user's folders, and there are more of them than one cleanup removes."""
     monkeypatch.setattr(pages, "SWEPT_MAX", 1)
     stem = f"{pages.FOLDER_PREFIX}{os.getuid()}-"
     left = tmp_path / f"{stem}left"

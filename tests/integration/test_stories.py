@@ -26,7 +26,7 @@ def test_story_leads_from_a_killed_worker_to_the_restart_on_all_nodes(
             cluster.start(name, f"--story={files[name]}", conf=f"node_id={name}")
         os.kill(cluster.generation(3)["b"].pid, signal.SIGKILL)
         assert set(cluster.finish(cluster.generation(3)).values()) == {0}
-    # Read the files in reverse order, so that only their causes can give the order of the lines.
+    # Read the files in reverse order, so that the order of the steps can come only from their causes.
     listing = Listing(read(sorted(set(files.values()), reverse=True)))
     lines, order = listing.lines, listing.in_order()
     died = next(

@@ -1,4 +1,4 @@
-"""Real jobs with several endpoints: an operator takes over the coordinator, never an agent."""
+"""Real jobs with several endpoints: only an operator, never an agent, moves the coordinator to another machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ELSEWHERE = "is_host=0"
 
 
 class ListCluster(NetworkCluster):
-    """Agents on machines of a network, each with the list of machines."""
+    """Agents on machines of a network, each with the list of endpoints."""
 
     def __init__(self, folder: Path, network: Network, nnodes: str) -> None:
         super().__init__(folder, network, nnodes)

@@ -49,7 +49,7 @@ def test_workers_of_several_nodes_share_the_store_of_the_first(tmp_path: Path) -
     with Cluster(tmp_path, MEET, "--max-restarts", "1", nnodes="2") as cluster:
         starts = cluster.form("a", "b")
         assert counts(cluster, 2) == [1, 2]
-        # A new generation begins with an empty store, at another port.
+        # A new generation begins with an empty store, on another port.
         starts["b"].fail()
         again = cluster.generation(2)
         assert counts(cluster, 2) == [1, 2]

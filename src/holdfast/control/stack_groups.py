@@ -1,4 +1,4 @@
-"""Groups the stacks of many workers by where their main threads are."""
+"""Groups the stacks of many workers by the innermost frame of their main threads."""
 
 from __future__ import annotations
 

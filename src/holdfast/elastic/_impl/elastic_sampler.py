@@ -1,8 +1,8 @@
 """Distributes the rest of an epoch after a restart with more or fewer workers.
 
-This is the only module that imports torch, because its class is one of torch's samplers. `start_index`
-is a position in the dataset, not in the shuffled order of an epoch. The caller must ensure that all
-samples before it have been used.
+Its class is one of torch's samplers, so this module imports torch. `start_index` is a position in the
+dataset, not in the shuffled order of an epoch. The caller must ensure that all samples before it have
+been used.
 """
 
 from __future__ import annotations
