@@ -7,6 +7,7 @@ show that a job without watchers pays nothing.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from typing import TYPE_CHECKING
@@ -59,7 +60,7 @@ def measure_follow(lab: Lab, launcher: str) -> Samples:
     nothing = subprocess.DEVNULL
     with subprocess.Popen(command, env=env, stdin=nothing, stderr=nothing) as agent:
         try:
-            path = _socket_in(runtime / "holdfast", agent)
+            path = _socket_in(runtime / f"holdfast-{os.geteuid()}", agent)
             words = (path, "", FOLLOWED_BYTES)
             found = lab.figures_of("following.py", words, FOLLOWING_S_MAX, env)
         finally:

@@ -248,7 +248,7 @@ class Job:
         return subprocess.Popen(words, stdin=null, stdout=console, stderr=console, env=env)
 
     def _variables(self) -> dict[str, str]:
-        """Return additional environment of agents and workers."""
+        """Return additional environment variables of agents and workers."""
         return {}
 
     def _settings(self) -> str:
@@ -288,7 +288,7 @@ class Job:
     # Faults.
 
     def _go_through_faults(self) -> str:
-        """Execute the plan; return what did not recover afterwards."""
+        """Execute the plan; return the problem, if the job does not recover afterwards."""
         self._do_faults(self.plan.faults)
         return self._await_going("the job does not continue after the faults")
 
@@ -407,7 +407,7 @@ class Job:
         return f"{otherwise} within {self.going_s_max:g} s"
 
     def _is_healthy(self) -> bool:
-        """Whether everything that workers do not show is healthy too."""
+        """Whether the job is healthy, apart from its workers."""
         return True
 
     def _await_ends(self) -> str:

@@ -74,7 +74,7 @@ def _alternative(name: str) -> str:
 
 
 def run_openssl(*words: str) -> None:
-    """Run the command; an error of it fails the test."""
+    """Run the command; fail the test if the command fails."""
     done = subprocess.run(["openssl", *words], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, f"openssl {' '.join(words)}: {done.stderr}"
 

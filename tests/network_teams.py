@@ -57,7 +57,7 @@ class NetworkCluster(Cluster):
         return self.start(name, *flags, conf=conf, env=env, before=inside)
 
     def start_nodes(self, names: str, conf: str = "") -> None:
-        """Start agents; the first one is started before the others."""
+        """Start the first agent, and then the others."""
         self.await_coordinator(self.start_on(names[0], conf=conf))
         for name in names[1:]:
             self.start_on(name, conf=conf)

@@ -86,7 +86,7 @@ class Client:
         return message
 
     def stop_reading(self, peer: asyncio.Transport | None = None) -> None:
-        """Receive nothing more; given the server's side, have the kernel hold little between the two."""
+        """Receive nothing more; given the server's side, also keep the kernel's buffers between the two small."""
         transport = self.connection._transport
         assert transport is not None
         transport.pause_reading()

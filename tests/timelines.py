@@ -55,7 +55,7 @@ class Timeline:
                 at, wall, run_id, "default", "c10d", "python", count, 3, program, self.node
             )
         )
-        # All nodes are on one machine, which the reader must not notice.
+        # All nodes are on one machine; give each its own host, as in a real job.
         line = msgspec.json.decode(self.lines[-1])
         line["host"] |= {"boot": f"boot of {line['node']}", "name": f"host of {line['node']}"}
         self.lines[-1] = msgspec.json.encode(line) + b"\n"

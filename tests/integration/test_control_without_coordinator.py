@@ -81,7 +81,7 @@ class Machines:
         """Wait until these agents can be discovered on their own machines."""
         deadline = time.monotonic() + PATIENCE_S
         for name in names:
-            while not [*(self.cluster.folder / name).glob("holdfast/*.sock")]:
+            while not [*(self.cluster.folder / name).glob("holdfast-*/*.sock")]:
                 assert time.monotonic() < deadline, self.cluster.agents[name].output()
                 time.sleep(POLL_S)
 

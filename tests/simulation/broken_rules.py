@@ -181,7 +181,7 @@ class IgnoresSavedJobs(CoordinatorMachine):
         super().__init__(now, **{**more, "saved_jobs": None})
 
 
-class IgnoresPlaces(Session):
+class ReturnsToReplacedCoordinator(Session):
     """A node connects to a coordinator that was replaced."""
 
     endpoint_index = property(lambda _: 0, lambda *_: None)
