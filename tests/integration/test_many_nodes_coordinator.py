@@ -130,7 +130,7 @@ def test_restarted_coordinator_restarts_no_worker(tmp_path: Path) -> None:
         before = cluster.form("a", "b", conf=ELSEWHERE)
         cluster.agents["first"].kill()
         second = cluster.start_coordinator("second")
-        second.wait_for_output("all nodes reconnected after the coordinator was lost")
+        second.wait_for_output(": all nodes reconnected after the coordinator was lost")
         assert cluster.is_quiet()
         # It knows the state of the job: failures, joins and the end are handled as usual.
         before["a"].fail()

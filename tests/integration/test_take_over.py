@@ -94,9 +94,9 @@ def test_takeover_restarts_no_worker_if_all_nodes_reconnect(
         workers = wait_for_group(cluster, *"bc")
         first.kill()
         second = cluster.coordinate("second", 1, "--take-over")
-        second.wait_for_output("and all nodes reconnected")
+        second.wait_for_output(": all nodes reconnected")
         second.kill()
-        cluster.coordinate("third", 2, "--take-over").wait_for_output("and all nodes reconnected")
+        cluster.coordinate("third", 2, "--take-over").wait_for_output(": all nodes reconnected")
         assert cluster.is_quiet()
         finish(workers)
         ends = {name: agent.end()[0] for name, agent in cluster.agents.items()}
