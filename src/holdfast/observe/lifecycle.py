@@ -40,7 +40,7 @@ class WorkerInfo(Value):
 
 
 class LifecycleEvent(Value):
-    """Base of the lifecycle events."""
+    """The base of the lifecycle events."""
 
 
 class RunStarted(LifecycleEvent):

@@ -47,9 +47,9 @@ FULL_READS_MAX = 8
 class FileTimerServer:
     """Watches the timers of this agent's workers. In a thread, it also kills those whose timers expire.
 
-    `max_interval` is TorchElastic's and has no effect, since this server does not poll. `is_ours(pid)` returns whether
-    a request may name a process, by default any descendant of this one. In a thread,
-    `dump` writes a worker's stacks, `kill` signals it, and `log_event` receives each step.
+    `max_interval` is TorchElastic's and has no effect, since this server does not poll. `is_ours(pid)` returns
+    whether a request may name a process, by default any descendant of this one. In a thread, `dump` writes a
+    worker's stacks, `kill` signals it, and `log_event` receives each step.
     """
 
     def __init__(

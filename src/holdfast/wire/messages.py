@@ -195,7 +195,7 @@ StoreOp = Literal[
 
 
 class StoreCall(msgspec.Struct, frozen=True, kw_only=True, tag="store_call"):
-    """An agent's call to the store of its job. Each gets one result, in any order."""
+    """An agent's call to the store of its job. Each call gets one result, in any order."""
 
     id: Count
     run_id: RunId
@@ -225,7 +225,7 @@ class StoreResult(msgspec.Struct, frozen=True, kw_only=True, tag="store_result")
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
-    """An operator's query to a coordinator or an agent. A coordinator forwards a query to a node unchanged."""
+    """An operator's query to a coordinator or an agent. A coordinator relays it to a node under another id."""
 
     id: Count
     """The id of all replies, and of later messages about the query (`MORE`, `CANCEL`)."""
