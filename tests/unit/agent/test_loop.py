@@ -296,7 +296,7 @@ def test_earliest_watch_reaches_the_control_point(
     control = SimpleNamespace(on_watch=lambda watched: watched(watch))
     heartbeat = Mock(start=stop)
     agent.job = Mock(membership=SimpleNamespace(control=control, heartbeat=heartbeat))
-    agent.workers = Mock(blocks=False)
+    agent.workers = Mock()
     with pytest.raises(Stopped):
         agent.supervise()
     assert delivered == [watch]
