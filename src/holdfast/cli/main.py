@@ -60,7 +60,7 @@ POSTPONED = (
     "holdfast.processes.stacks", "holdfast.processes.zygote",
     "holdfast.processes.zygote.warm_start", "holdfast.store", "holdfast.store.collectives",
     "holdfast.store.memory_store", "holdfast.store.tcp", "holdfast.store.tcp.embedded", "holdfast.timers",
-    "holdfast.timers.reaper", "holdfast.timers.timer_server", "holdfast.wire", "holdfast.wire.store_proof",
+    "holdfast.timers.reaper", "holdfast.timers.worker_timers", "holdfast.wire", "holdfast.wire.store_proof",
 )  # fmt: skip
 
 
