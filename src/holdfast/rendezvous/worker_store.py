@@ -255,7 +255,7 @@ class WorkerStore:
         self._unserved = None
 
     def _without_keys(self) -> str:
-        """Return the access mode to use if no agent can attest its host."""
+        """Return the access mode to use if not every agent can attest its host."""
         if self._access == "private":
             return "private"
         if self._access != "open":
