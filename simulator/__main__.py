@@ -65,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--seed", type=_whole_number, metavar="N", help="the run, or with --seconds the first run"
     )
     which.add_argument(
-        "--seeds", type=_seeds, metavar="A:B", help="run the seeds A to B, both included"
+        "--seeds", type=_seeds, metavar="A:B", help="run the seeds A to B, inclusive"
     )
     parser.add_argument(
         "--seconds", type=_minutes, metavar="S", help="start new runs for S seconds of real time"
@@ -81,7 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=_minutes,
         default=MINUTES,
         metavar="M",
-        help=f"virtual time of a run, including the quiet at its end (default {MINUTES:g})",
+        help=f"virtual time of a run, including the quiet time at its end (default {MINUTES:g})",
     )
     parser.add_argument(
         "--profile",

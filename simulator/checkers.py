@@ -102,7 +102,7 @@ class OneRound(Checker):
     def decided(self, decision: Decision) -> None:
         truth = decision.truth
         if truth is None or decision.coordinator in self.world.replaced:
-            return  # A replaced coordinator decides by outdated statuses.
+            return  # A replaced coordinator decides from outdated statuses.
         members = [(info.node, info.incarnation) for info in decision.job.members]
         if members != truth.members:
             self.violated(
@@ -287,7 +287,9 @@ class RanksStable(Checker):
 
 
 STOPPED_AFTER_CLOSE_S = 12.0  # The slowest stop, after the slowest start.
-RECENTLY_CUT_OFF_S = 6.0  # The silence after which a node is lost, and the difference of clocks.
+RECENTLY_CUT_OFF_S = (
+    6.0  # The silence after which a node is lost, plus the difference between clocks.
+)
 
 
 class OneGenerationPerNode(Checker):
@@ -659,7 +661,7 @@ class Departures:
         return gone
 
     def of(self, which: tuple[str, str], since: float = 0.0) -> int:
-        """Return how often members of a job left on a host since then."""
+        """Return how often members of a job on a host have left since a time."""
         return sum(at >= since for at in self._times.get(which, ()))
 
 

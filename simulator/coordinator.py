@@ -1,6 +1,6 @@
 """A simulated coordinator process: `core.coordinator_machine` and the links to it.
 
-All decisions are made by the code that runs in production. This module only replaces the server around
+The code that runs in production makes all decisions. This module only replaces the server around
 it, which keeps the newest link of each incarnation.
 """
 

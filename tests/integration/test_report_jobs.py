@@ -111,24 +111,37 @@ def test_running_and_killed_jobs_have_reports(tmp_path: Path) -> None:
     assert [(one["rank"], one["text"]) for one in report["tails"]] == [(0, "loading\n")]
 
 
-def test_report_shows_a_lost_node(tmp_path: Path) -> None:
+def test_report_shows_a_lost_node_and_one_that_left(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
-    with Cluster(tmp_path, OBEY, "--log-dir", str(logs), nnodes="1:2", conf=TOGETHER) as cluster:
+    with Cluster(tmp_path, OBEY, "--log-dir", str(logs), nnodes="1:3", conf=TOGETHER) as cluster:
         cluster.start_host("A", conf="node_id=A")
         cluster.start("B", conf="node_id=B")
-        cluster.generation(2)
-        until(lambda: len(lines_of(logs, "generation")) == 2 or None)
+        cluster.start("C", conf="node_id=C")
+        cluster.generation(3)
+        until(lambda: len(lines_of(logs, "generation")) == 3 or None)
         cluster.agents["B"].kill()
-        cluster.generation(1)["A"].finish()
+        cluster.generation(2)
+        until(lambda: len(lines_of(logs, "generation")) == 5 or None)
+        cluster.agents["C"].signal(signal.SIGTERM)
+        assert cluster.agents["C"].end()[0] == 128 + signal.SIGTERM
+        alone = cluster.generation(1)["A"]
+        assert report_of(logs)["outcome"]["state"] == "running"
+        alone.finish()
         code, output = cluster.agents["A"].end()
         assert code == 0, output
     report = report_of(logs)
-    assert report["outcome"]["state"] == "succeeded"
+    assert report["outcome"] == {
+        "state": "succeeded", "reason": "all workers succeeded; 1 node left the job; lost 1 node",
+    }  # fmt: skip
     states = {node["name"]: node["state"] for node in report["nodes"]}
-    assert states == {"A": "succeeded", "B": "lost"}
-    lost, alone = report["generations"]
-    assert (lost["end"], sorted(lost["nodes"]), lost["world_size"]) == ("lost", ["A", "B"], 2)
-    assert (alone["end"], alone["nodes"], alone["world_size"]) == ("succeeded", ["A"], 1)
-    # The folder of a single node has the same information about generations.
+    assert states == {"A": "succeeded", "B": "lost", "C": "left"}
+    ends = [(one["end"], sorted(one["nodes"]), one["world_size"]) for one in report["generations"]]
+    assert ends == [
+        ("lost", ["A", "B", "C"], 3), ("regrouped", ["A", "C"], 2), ("succeeded", ["A"], 1),
+    ]  # fmt: skip
+    assert report["generations"][1]["end_reason"] == "C left"
+    # A's own folder shows why each generation ended, but not how the runs of the others ended.
     [folder] = [node["folder"] for node in report["nodes"] if node["name"] == "A"]
-    assert [one["end"] for one in report_of(folder)["generations"]] == ["lost", "succeeded"]
+    seen_by_a = report_of(folder)["generations"]
+    assert [one["end"] for one in seen_by_a] == ["regrouped", "regrouped", "succeeded"]
+    assert seen_by_a[0]["end_reason"].startswith("B was lost")

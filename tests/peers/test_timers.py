@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.timers.timer_server import FileTimerServer
+from holdfast.elastic._impl.file_timer import FileTimerServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -331,7 +331,9 @@ def _json(data: object) -> str:
 def _end_kind(error: BaseException | None) -> str:
     if error is None:
         return ""
-    if isinstance(error, (SignalException, JobStopped)):
+    if isinstance(error, SignalException):
+        return "left"
+    if isinstance(error, JobStopped):
         return "stopped"
     return "error" if getattr(error, "exit_code", 1) else "standby"
 

@@ -145,9 +145,6 @@ if TYPE_CHECKING:
     class Workers(Protocol):
         """The workers of one node: `agent.worker_processes`, or hooks of a TorchElastic subclass."""
 
-        blocks: bool
-        """Whether starting, stopping or monitoring may run a user's code, which may take long."""
-
         @property
         def result(self) -> RunResult:
             """How the workers of the last generation ended."""
@@ -230,24 +227,41 @@ class AgentLoop:
         self._settings = settings
         self._queue: list[tuple[Event, str]] = []  # Each with its cause.
         self._stop_step = ""  # The step that stopped the workers, until others are started.
-        self._abandoned = False  # Whether the run failed with an exception: only a stop remains.
+        self.has_failed = False
+        """Whether the run failed with an exception: only a stop of the workers remains."""
         self._finish: supervision.Finish | None = None
 
     # The run.
 
-    def run(self, body: Callable[[], RunResult] | None = None) -> RunResult:
+    def run(self) -> RunResult:
         """Run the workers until they succeed or fail for good.
 
         Raises `SignalException` if a signal ended the run. When this returns or raises, all workers
-        have exited. `body` replaces `supervise` for a subclass of TorchElastic's agents that has its
-        own loop.
+        have exited.
         """
+        with self.running():
+            return self.reporter.run_ended(self.supervise())
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Return the context of one run. It ends when all workers have exited."""
         with self.reporter:
             self.services.begin(self._start_deferred_services)
             try:
                 with self.watched_signals():
                     self.reporter.run_started()
-                    return self._run_to_end(body or self._supervise_and_report)
+                    signum: int = signal.SIGTERM
+                    try:
+                        yield
+                    except BaseException as problem:
+                        self.has_failed = True
+                        self.reporter.run_failed(problem)
+                        if isinstance(problem, SignalException):
+                            signum = problem.sigval
+                        raise
+                    finally:
+                        self._begin_stop(None, signum)
+                        self.await_exits(self.workers)
             finally:
                 self.workers.close()
                 self.services.end()
@@ -267,21 +281,14 @@ class AgentLoop:
         """
         self.workers.await_keeper()
 
-    def _run_to_end(self, body: Callable[[], RunResult]) -> RunResult:
-        death_sig: int = signal.SIGTERM
-        try:
-            return body()
-        except BaseException as problem:
-            self._abandoned = True
-            self.reporter.run_failed(problem)
-            if isinstance(problem, SignalException):
-                death_sig = problem.sigval
-            raise
-        finally:
-            self._begin_stop(None, death_sig)
-
-    def _supervise_and_report(self) -> RunResult:
-        return self.reporter.run_ended(self.supervise())
+    def await_exits(self, workers: Workers) -> None:
+        """Wait until a stop at the end of a run has ended. Any signal kills the workers."""
+        while workers.is_active:
+            if self.signals.take() is not None:
+                workers.kill()
+            workers.events(time.monotonic())
+            if workers.is_active:
+                self.wait(workers.next_deadline(time.monotonic()), *workers.descriptors())
 
     def supervise(self) -> RunResult:
         """Follow the machine from its first event to its end; raise if the run has no result."""
@@ -294,28 +301,27 @@ class AgentLoop:
         control.open()  # The job is visible while the node waits for others.
         membership.control.on_watch(control.watched)
         try:
-            if not self.workers.blocks:
-                membership.heartbeat.start()  # It stops if this loop no longer turns.
+            membership.heartbeat.start()  # It stops if this loop no longer turns.
             return self._conclude(self._run_machine())
         finally:
             membership.heartbeat.stop()
 
     def _run_machine(self) -> supervision.Finish:
         """Turn until the machine has finished."""
-        self._dispatch([supervision.Begun()])
+        self.dispatch([supervision.Begun()])
         while self._finish is None:
             self._wait_for_change()
             now = time.monotonic()
-            self._dispatch(self._signal_events())
-            self._dispatch(self.services.take_requests())
-            self._dispatch(self.job.events(now))
-            self._dispatch(self._store_events())
-            self._dispatch(self.workers.events(now))
-            self._dispatch(self.services.take_events())
-            self._dispatch(self.job.waiting_nodes())
+            self.dispatch(self._signal_events())
+            self.dispatch(self.services.take_requests())
+            self.dispatch(self.job.events(now))
+            self.dispatch(self._store_events())
+            self.dispatch(self.workers.events(now))
+            self.dispatch(self.services.take_events())
+            self.dispatch(self.job.waiting_nodes())
             deadline = self.machine.next_deadline(now)
             if deadline is not None and deadline <= now:
-                self._dispatch([TICK])
+                self.dispatch([TICK])
         return self._finish
 
     def _conclude(self, finish: supervision.Finish) -> RunResult:
@@ -400,19 +406,19 @@ class AgentLoop:
 
     # Events into the machine, effects out of it.
 
-    def _dispatch(self, events: Iterable[Event]) -> None:
+    def dispatch(self, events: Iterable[Event]) -> None:
         """Pass each event to the machine, and perform its effects; pass it their outcomes too."""
         for event in events:
-            self._post(event)
+            self.post(event)
             while self._queue:
                 effects = self._decide(*self._queue.pop(0))
                 step = self.machine.story.last
                 for effect in effects:
                     outcome = self._perform(effect, step)
                     if outcome is not None:
-                        self._post(outcome, step)
+                        self.post(outcome, step)
 
-    def _post(self, event: Event, cause: str = "") -> None:
+    def post(self, event: Event, cause: str = "") -> None:
         """Queue an event for the machine, and update the parts that it concerns."""
         match event:
             case supervision.WorkerExited(local_rank=rank, failed=failed):
@@ -455,7 +461,7 @@ class AgentLoop:
                 if self.services.control is not None:
                     self.services.control.open()
                 self.job.assign_ranks()
-                self.start_generation(self.workers.start)
+                self.start_generation()
                 return supervision.WorkersStarted(generation)
             case supervision.StopWorkers(generation, reason, signum):
                 self._stop_step = step
@@ -482,12 +488,10 @@ class AgentLoop:
     def _perform_in_job(self, effect: Effect, step: str) -> Event | None:
         return self.job.perform(effect, step, defers_threads=self.defers_threads)
 
-    def start_generation(
-        self, start: Callable[[StartOrder, LongWait], Mapping[int, object]]
-    ) -> None:
+    def start_generation(self) -> None:
         """Start the workers of the machine's generation, and report it."""
         begun, group, machine = time.monotonic(), self.group, self.machine
-        for local_rank, worker_id in start(self.start_order(), self.long_wait).items():
+        for local_rank, worker_id in self.workers.start(self.start_order(), self.long_wait).items():
             group.workers[local_rank].id = worker_id
         group.state = WorkerState.HEALTHY
         job = self.job
@@ -508,50 +512,16 @@ class AgentLoop:
         )
 
     def _begin_stop(self, reason: StopReason | None, signum: int) -> Event | None:
-        """Begin to stop the workers. Without a reason, the run ends: wait until they have exited."""
+        """Begin to stop the workers; without a reason at the end of a run."""
         machine = self.machine
         if reason is not None:
             self.previous = (self.group.workers[0].world_size, reason.value)
         limit_s = self._settings.shutdown_timeout
         grace_s = limit_s if reason is None or machine.grace_s < 0 else machine.grace_s
         node = f"{machine.story.node}/generation-{machine.generation}"
-        outcome = self.workers.begin_stop(
+        return self.workers.begin_stop(
             StopOrder(reason, signum, grace_s, machine.stuck, node, self._stop_step)
         )
-        if reason is None:
-            self.await_stop(self.workers, grace_s)
-        return outcome
-
-    def await_stop(self, workers: Workers, grace_s: float) -> None:
-        """Wait until a stop of the workers has ended and no process of theirs is left.
-
-        Hooks of subclasses call this, and so does the end of every run. The machine decides nothing
-        here: after a failed run any signal kills the workers, otherwise a second SIGINT does. Events
-        that arrive meanwhile stay in the queue.
-        """
-        interrupted = self.machine.interrupted
-        is_followed = not self._abandoned and self.machine.state is not State.IDLE
-        while workers.is_active:
-            # Take signals first: once the stop has ended, the caller may wait for another round.
-            while (one := self.signals.take()) is not None:
-                if not self._abandoned:
-                    console.warning(
-                        signal_notice(self.machine, one, grace_s, interrupted=interrupted)
-                    )
-                if self._abandoned or (interrupted and one == signal.SIGINT):
-                    workers.kill()
-                interrupted = interrupted or one == signal.SIGINT
-                self._post(supervision.SignalReceived(one))
-            for event in workers.events(time.monotonic()):
-                if is_followed:
-                    self._post(event)
-            if workers.is_active:
-                self.wait(workers.next_deadline(time.monotonic()), *workers.descriptors())
-
-    def handle_detections(self) -> None:
-        """Handle the events of the side services, for a TorchElastic subclass with its own loop."""
-        self.services.poll(time.monotonic())
-        self._dispatch(self.services.take_events())
 
     def _start_deferred_services(self) -> None:
         """Start the services that a short run does not need."""
@@ -579,7 +549,7 @@ class AgentLoop:
         After it, the agent starts all of them, because threads, descriptors or the installed files may
         become unavailable later.
         """
-        return not self.workers.blocks and not self.services.has_started_deferred_services
+        return not self.services.has_started_deferred_services
 
     @property
     def _context(self) -> PContext | None:

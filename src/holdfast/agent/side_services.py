@@ -95,7 +95,7 @@ class SideServices:
         self._sample_at: float | None = None
         self._sampled: dict[int, tuple[int, float]] = {}
         self._events: list[Event] = []
-        self._start_deferred_services: Callable[[], None] = lambda: None
+        self._start_others: Callable[[], None] = lambda: None
         self._preimport_at: float | None = None
         self._observers = reporter.observers
         self._given_server = health_server
@@ -107,7 +107,7 @@ class SideServices:
 
     def begin(self, start_deferred_services: Callable[[], None]) -> None:
         """Start the services of a run. They call `start_deferred_services` after the first second."""
-        self._start_deferred_services = start_deferred_services
+        self._start_others = start_deferred_services
         self._preimport_at = time.monotonic() + PREIMPORT_AFTER_S
         self._health = self._given_server
         if self._health is None and os.environ.get(HEALTH_PORT_ENV):
@@ -140,6 +140,12 @@ class SideServices:
             except Exception as problem:  # noqa: BLE001 (a user's server may raise anything)
                 console.warning(f"cannot stop the health server: {console.describe(problem)}")
         self._close_probe()
+
+    def start_deferred_services(self) -> None:
+        """Import what a failure or a restart needs, and start the services that a short run does not need."""
+        self._preimport_at = None
+        preimport()
+        self._start_others()
 
     @property
     def has_started_deferred_services(self) -> bool:
@@ -176,9 +182,7 @@ class SideServices:
         if self.control is not None:
             self.control.poll()
         if self._preimport_at is not None and now >= self._preimport_at:
-            self._preimport_at = None
-            preimport()
-            self._start_deferred_services()
+            self.start_deferred_services()
 
     def take_events(self) -> list[Event]:
         """Return the events since the last call."""

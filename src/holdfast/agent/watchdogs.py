@@ -21,7 +21,7 @@ from holdfast.observe.lifecycle import WatchdogEvent
 from holdfast.processes import stacks
 from holdfast.processes.procfs import root_of
 from holdfast.processes.workers.pages import WorkerPages
-from holdfast.timers import reaper, timer_server
+from holdfast.timers import reaper, worker_timers
 from holdfast.worker import PAGE_ENV
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from holdfast.processes.workers.pages import Progress
     from holdfast.timers.reaper import Reaper
     from holdfast.timers.timer_requests import FileTimerRequest
-    from holdfast.timers.timer_server import FileTimerServer
+    from holdfast.timers.worker_timers import WorkerTimers
 
 ENABLE_ENV = "TORCHELASTIC_ENABLE_FILE_TIMER"
 FILE_ENV = "TORCHELASTIC_TIMER_FILE"
@@ -85,7 +85,7 @@ class Watchdogs:
         self._late: dict[int, list[FileTimerRequest]] = {}
         """Expired timers and sections that the supervision has not dealt with, by process."""
         self._silent: set[int] = set()  # Local ranks without a heartbeat so far.
-        self._timers: FileTimerServer | None = None
+        self._timers: WorkerTimers | None = None
         self._timers_path = ""
         self._pages: WorkerPages | None = None
         self._reaper: Reaper | None = None
@@ -150,7 +150,7 @@ class Watchdogs:
         for pid in [pid for pid, one in self._workers.items() if one == rank]:
             del self._workers[pid]
             if self._timers is not None:
-                self._timers.clear_timers((pid,))
+                self._timers.clear((pid,))
 
     def stopped(self) -> None:
         """Stop the checks: all workers have exited."""
@@ -290,11 +290,11 @@ class Watchdogs:
 
     # Timers and dumps.
 
-    def _serve_timers(self, path: str) -> FileTimerServer | None:
+    def _serve_timers(self, path: str) -> WorkerTimers | None:
         if not path:
             path = self._own_path()
         try:
-            server = timer_server.FileTimerServer(path, self._run_id, is_ours=self._is_ours)
+            timers = worker_timers.WorkerTimers(path, self._run_id, self._is_ours)
         except UsageError as problem:  # The job runs without timers.
             console.warning(f"{problem.message}: timers disabled ({problem.hint})")
             return None
@@ -305,7 +305,7 @@ class Watchdogs:
             return None
         self._timers_path = path
         self._record("watchdog started", None)
-        return server
+        return timers
 
     def _own_path(self) -> str:
         """Return a unique path, in the folder that is removed even if this agent is killed."""
@@ -360,7 +360,7 @@ def _expired(late: tuple[int, list[FileTimerRequest]]) -> ExpiredTimer:
     return ExpiredTimer(pid, one.scope_id, one.signal)
 
 
-def _close_quietly(one: FileTimerServer | WorkerPages) -> None:
+def _close_quietly(one: WorkerTimers | WorkerPages) -> None:
     try:
         one.close()
     except OSError:

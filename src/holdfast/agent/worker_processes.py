@@ -106,8 +106,6 @@ class Environments:
 class WorkerProcesses:
     """The processes of one node's workers, from `prepare` to `close`. It can be used again."""
 
-    blocks = False
-
     def __init__(self, group: WorkerGroup, settings: ProcessSettings, watchdogs: Watchdogs) -> None:
         self.group = group
         self.settings = settings
@@ -245,9 +243,6 @@ class WorkerProcesses:
         if not self.is_active or self.context is None:
             return None
         self._stuck = order.stuck
-        if self.context.stop_ended:  # A hook of a subclass has closed the context itself.
-            self._keep_result(self.context)
-            return self.context.stopped()
         self.context.begin_stop(
             order.signum or self.settings.stop_signal,
             order.grace_s,
@@ -269,10 +264,11 @@ class WorkerProcesses:
             return []
         events = context.poll_events(now)
         if any(isinstance(event, supervision.WorkersStopped) for event in events):
-            self._keep_result(context)
+            self.keep_result(context)
         return events
 
-    def _keep_result(self, context: PContext) -> None:
+    def keep_result(self, context: PContext) -> None:
+        """Keep how the workers ended, all of which have exited."""
         self.is_active = False
         self.result = self.outcome(context.result())
 

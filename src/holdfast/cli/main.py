@@ -57,10 +57,10 @@ POSTPONED = (
     "holdfast.observe.health.health_server", "holdfast.observe.health.loop_probe", "holdfast.observe.standalone",
     "holdfast.observe.timeline", "holdfast.processes.failures.error_file", "holdfast.processes.failures.failure",
     "holdfast.processes.failures.tracebacks", "holdfast.processes.logs.follower", "holdfast.processes.logs.lines",
-    "holdfast.processes.logs.std", "holdfast.processes.stacks", "holdfast.processes.zygote",
+    "holdfast.processes.stacks", "holdfast.processes.zygote",
     "holdfast.processes.zygote.warm_start", "holdfast.store", "holdfast.store.collectives",
     "holdfast.store.memory_store", "holdfast.store.tcp", "holdfast.store.tcp.embedded", "holdfast.timers",
-    "holdfast.timers.reaper", "holdfast.timers.timer_server", "holdfast.wire", "holdfast.wire.store_proof",
+    "holdfast.timers.reaper", "holdfast.timers.worker_timers", "holdfast.wire", "holdfast.wire.store_proof",
 )  # fmt: skip
 
 

@@ -24,7 +24,6 @@ from holdfast.launcher.config import DEFAULT_MASTER_PORT, FLAGS, Flag, LaunchCon
 from holdfast.launcher.flag_values import determine_local_world_size, parse_min_max_nnodes
 from holdfast.launcher.launch_job import elastic_launch
 from holdfast.processes.failures import error_file
-from holdfast.processes.logs import std
 from holdfast.rendezvous.backends import Backend
 
 if TYPE_CHECKING:
@@ -337,15 +336,10 @@ def _rdzv_configs(args: argparse.Namespace) -> dict[str, Any]:
 def _logs_specs(args: argparse.Namespace) -> LogsSpecs:
     name = "default" if args.logs_specs is None else args.logs_specs
     kind = values.load_logs_specs(name)
-    redirects: Any = values.parse_streams(args.redirects, "--redirects")
-    tee: Any = values.parse_streams(args.tee, "--tee")
-    if name != "default":
-        # Only plug-ins get TorchElastic's type.
-        redirects, tee = std.as_std(redirects), std.as_std(tee)
     return kind(
         log_dir=values.parse_log_dir(args.log_dir),
-        redirects=redirects,
-        tee=tee,
+        redirects=values.parse_streams(args.redirects, "--redirects"),
+        tee=values.parse_streams(args.tee, "--tee"),
         local_ranks_filter=values.parse_local_ranks(args.local_ranks_filter),
     )
 

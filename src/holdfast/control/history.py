@@ -119,7 +119,9 @@ class RunEnd(StrEnum):
     FAILED = "failed"
     SUCCEEDED = "succeeded"
     STOPPED = "stopped"
-    """By a signal or a request."""
+    """By an operator's request, or by signals to all agents."""
+    LEFT = "left"
+    """A signal stopped this agent. The other nodes of its job may have continued."""
     ERROR = "error"
     STANDBY = "standby"
     RUNNING = "running"
@@ -127,8 +129,47 @@ class RunEnd(StrEnum):
     """Its timeline has no end."""
 
 
-ENDS = (RunEnd.FAILED, RunEnd.SUCCEEDED, RunEnd.STOPPED, RunEnd.ERROR, RunEnd.STANDBY)
+ENDS = (
+    RunEnd.FAILED, RunEnd.SUCCEEDED, RunEnd.STOPPED, RunEnd.LEFT, RunEnd.ERROR, RunEnd.STANDBY,
+)  # fmt: skip
 """The ends that a node records."""
+ENDS_OF_ALL = (RunEnd.FAILED, RunEnd.SUCCEEDED, RunEnd.STOPPED, RunEnd.RUNNING)
+"""If one node's run ended like this, or runs, this is also true of the job; the first one decides."""
+
+
+class NodeEnd(NamedTuple):
+    """The end of one node's record."""
+
+    run_end: RunEnd
+    generation: int = -1
+    """The newest one on this node."""
+    at: float = 0.0
+    """Only the order of these times is used."""
+
+
+class GenerationEnd(StrEnum):
+    """How a generation ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    LOST = "lost"
+    """The record of one of its nodes has no end."""
+    REGROUPED = "regrouped"
+    STOPPED = "stopped"
+    RUNNING = "running"
+    """It has not ended."""
+    UNKNOWN = "unknown"
+
+
+class Ending(NamedTuple):
+    """How a generation ended, and why."""
+
+    how: GenerationEnd
+    why: str
+
+    @property
+    def is_over(self) -> bool:
+        return self.how is not GenerationEnd.RUNNING
 
 
 class RestartReason(StrEnum):
@@ -186,7 +227,9 @@ class Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
     goes_back: bool = False
     """Whether a worker reported a lower step after a higher one. Its steps then cannot be compared."""
     is_lost: bool = False
-    """Whether a node of this generation has no record of its end."""
+    """Whether the record of a node ends in this generation, without an end of its run."""
+    may_be_lost: bool = False
+    """Whether the job continued without a node that has no record at all."""
     restarts: Count = 0
     nodes: Count = 0
     world_size: Count = 0
@@ -210,7 +253,9 @@ class Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.failed_at is not None:
             good = min(end, max(self.failed_at, self.started_at or 0.0))
         is_unhealthy = self.reason == StopReason.UNHEALTHY.value
-        if self.last_step_at is None or not (self.failed_at or is_unhealthy or self.is_lost):
+        if self.last_step_at is None or not (
+            self.failed_at or is_unhealthy or self.is_lost or self.may_be_lost
+        ):
             return good
         # Prefer the last step of a worker that failed: the others may have been waiting for it.
         last = self.last_step_at if self.cause_step_at is None else self.cause_step_at
@@ -304,6 +349,26 @@ def is_smaller(one: Generation, following: Generation | None) -> bool:
     )
 
 
+def note_unrecorded(merged: Sequence[Generation], records: Sequence[int]) -> None:
+    """Mark the generations after which the job continued without a node that has no record.
+
+    `merged` has the generations of all nodes, `records` the number of nodes with a record of each.
+    """
+    for one, following, known in zip(merged, [*merged[1:], None], records, strict=False):
+        one.may_be_lost |= one.nodes > known and is_smaller(one, following)
+
+
+def over_at(one: Generation, following: Generation | None) -> float | None:
+    """Return when all workers of a generation had exited; None if it runs, or the record ends before.
+
+    Without a record of that time, it is the time of the next rendezvous.
+    """
+    over = one.stopped_at
+    if over is None and following is not None:
+        over = _earliest(following.met_at, following.started_at)
+    return over
+
+
 def ran_until(
     part: Generation, following: Generation | None, merged: Generation | None, end: float
 ) -> float:
@@ -312,47 +377,102 @@ def ran_until(
     `following` is the node's next generation, `end` the end of its record. If the node was lost, its
     workers may have run until the others, in `merged`, noticed.
     """
-    if part.stopped_at is not None:
-        return part.stopped_at
-    if following is not None:
-        return following.started_at or 0.0
+    over = over_at(part, following)
+    if over is not None:
+        return over
     noticed = merged.stopping_at if merged is not None else None
     return end if noticed is None else max(end, noticed)
 
 
-def job_end(ends: Iterable[RunEnd]) -> RunEnd:
-    """Return how a job ended, from the ends of its nodes' runs."""
-    found = {*ends}
-    return next((one for one in RunEnd if one in found), RunEnd.LOST)
+def job_end(ends: Sequence[NodeEnd], nodes: int) -> RunEnd:
+    """Return how a job ended, from the ends of its nodes; `nodes` were in its newest generation.
+
+    Failure, success and an operator's stop apply to all nodes. Otherwise the job ended as the last of
+    its members did. If that one left, the job was stopped, unless other members have no record.
+    """
+    found = {one.run_end for one in ends}
+    for end in ENDS_OF_ALL:
+        if end in found:
+            return end
+    last = max(
+        ends,
+        key=lambda one: (one.run_end is not RunEnd.STANDBY, one.generation, one.at),
+        default=NodeEnd(RunEnd.LOST),
+    )
+    if last.run_end is not RunEnd.LEFT:
+        return last.run_end
+    members = sum(one.generation == last.generation for one in ends)
+    return RunEnd.STOPPED if last.generation < 0 or members >= nodes else RunEnd.LEFT
 
 
-def end_of(one: Generation, following: Generation | None) -> tuple[str, str]:
+def node_end(one: NodeEnd, job: RunEnd, newest: int) -> RunEnd:
+    """Return how a node's run ended; `newest` is the job's newest generation.
+
+    If signals stopped all nodes of a job, none of them left it.
+    """
+    is_stop = one.run_end is RunEnd.LEFT and job is RunEnd.STOPPED and one.generation == newest
+    return RunEnd.STOPPED if is_stop else one.run_end
+
+
+def end_of(
+    one: Generation,
+    following: Generation | None,
+    job: RunEnd = RunEnd.LOST,
+    job_why: str = "",
+) -> Ending:
     """Return how a generation ended, and why.
 
-    The first text is `succeeded`, `failed`, `lost`, `regrouped`, `stopped` or `unknown`.
+    `job` is how the job ended, and `job_why` the reason, if known. The newest generation ended with it,
+    unless its record shows more.
     """
-    why = following.why if following is not None else ""
+    ending = _own_end(one, following) or (
+        _end_with(one, job) if following is None else _end_before(one, following)
+    )
+    is_explained = following is not None or not job_why or bool(one.cause)
+    return ending if is_explained or not ending.is_over else Ending(ending.how, job_why)
+
+
+def _own_end(one: Generation, following: Generation | None) -> Ending | None:
+    """Return how a generation ended, if its own record shows it."""
     if one.reason == StopReason.SIGNAL.value:
-        return "stopped", one.reason
+        if following is None:
+            return Ending(GenerationEnd.STOPPED, one.reason)
+        return Ending(GenerationEnd.REGROUPED, following.why or "a node left")
     if one.cause:
-        return "failed", why if why and is_charged(one, following) else one.cause
+        is_known = following is not None and following.why and is_charged(one, following)
+        text = following.why if following is not None and is_known else one.cause
+        return Ending(GenerationEnd.FAILED, text)
     if one.reason == StopReason.REQUESTED.value and one.detail:
-        return "regrouped" if following is not None else "stopped", one.detail
-    if one.detail:
-        return "failed", one.detail
-    if following is not None:
-        text = why or one.reason or "another generation was started"
-        if one.is_lost:
-            return "lost", text
-        return "failed" if is_charged(one, following) else "regrouped", text
-    if one.reason == StopReason.SUCCEEDED.value:
-        return "succeeded", one.reason
-    return ("failed", one.reason) if one.reason else ("unknown", "no end is recorded")
+        how = GenerationEnd.STOPPED if following is None else GenerationEnd.REGROUPED
+        return Ending(how, one.detail)
+    return Ending(GenerationEnd.FAILED, one.detail) if one.detail else None
+
+
+def _end_with(one: Generation, job: RunEnd) -> Ending:
+    """Return how the newest generation ended, from the end of the job."""
+    if job is RunEnd.RUNNING and not one.is_over:
+        return Ending(GenerationEnd.RUNNING, "")
+    if job is RunEnd.SUCCEEDED or one.reason == StopReason.SUCCEEDED.value:
+        return Ending(GenerationEnd.SUCCEEDED, StopReason.SUCCEEDED.value)
+    if job is RunEnd.STOPPED:
+        return Ending(GenerationEnd.STOPPED, one.reason or "the job was stopped")
+    if job is RunEnd.FAILED or one.reason:
+        return Ending(GenerationEnd.FAILED, one.reason or "workers failed")
+    return Ending(GenerationEnd.UNKNOWN, "no end is recorded")
+
+
+def _end_before(one: Generation, following: Generation) -> Ending:
+    """Return how a generation ended that another one replaced."""
+    why = following.why or one.reason or "another generation was started"
+    if one.is_lost or (one.may_be_lost and not following.why):
+        return Ending(GenerationEnd.LOST, why)
+    is_failure = is_charged(one, following)
+    return Ending(GenerationEnd.FAILED if is_failure else GenerationEnd.REGROUPED, why)
 
 
 LATEST = (
     "met_at", "started_at", "last_step_at", "stopped_at", "last_step", "restarts", "nodes",
-    "world_size", "fence", "goes_back", "is_lost", "why",
+    "world_size", "fence", "goes_back", "is_lost", "may_be_lost", "why",
 )  # fmt: skip
 EARLIEST = ("failed_at", "cause_step_at", "repeated_at", "first_step")
 """For these fields, a merged generation has the maximum (`LATEST`) or minimum of its parts."""
@@ -722,9 +842,7 @@ def spans_of(
 
     for one, following in pairwise([*generations, None]):
         assert one is not None
-        over, number = one.stopped_at, one.number
-        if over is None:
-            over = end if following is None else _earliest(following.met_at, following.started_at)
+        number, over = one.number, over_at(one, following)
         over = end if over is None else over
         stop = min(over, one.stopping_at) if one.stopping_at is not None else over
         good = one.healthy_until(stop)

@@ -22,6 +22,8 @@ import msgspec
 
 from holdfast.control.history import (
     Generation,
+    GenerationEnd,
+    RunEnd,
     end_of,
     goodput_of,
     is_charged,
@@ -231,8 +233,9 @@ class LiveJob:
         """In the order of their ranks."""
         self.events: deque[EventRecord] = deque(maxlen=EVENTS_MAX)
         self.updated_at: float | None = None
-        self.ended = ""
-        """How the job ended, according to the coordinator or to its only node."""
+        self._job_ended = ""
+        self._run_ends: dict[str, str] = {}
+        """How the runs of nodes ended; an agent that does not know its node's name is the only one."""
         self._rank_rows: dict[tuple[str, int], RankRow] = {}
         self._samples: dict[tuple[str, int], _Samples] = {}
         self._parts: dict[int, dict[str, Generation]] = {}
@@ -286,9 +289,14 @@ class LiveJob:
         self.events.append(event)
         if event.kind is EventKind.WORKERS_FAILED and event.source not in self._failed:
             self._failed.append(event.source)
-        is_last = event.kind is EventKind.JOB_ENDED
-        if is_last or (event.kind is EventKind.RUN_ENDED and not self.ended):
-            self.ended = event.text
+        match event.kind:
+            case EventKind.JOB_ENDED:
+                self._job_ended, self._generations = event.text, None
+            case EventKind.RUN_ENDED:
+                self._generations = None
+                self._run_ends[event.source] = event.text
+            case EventKind.RUN_STARTED:
+                self._run_ends.pop(event.source, None)
 
     def add_history(self, now: float, node: str, parts: Iterable[NodeHistory]) -> None:
         """Add the generations of a node."""
@@ -323,8 +331,21 @@ class LiveJob:
         return members[:HISTORY_NODES_MAX] + [one for one in rest if one.node in self._failed]
 
     @property
+    def ended(self) -> str:
+        """How the job ended, according to the coordinator or to all its nodes; empty if it runs."""
+        ends = self._run_ends
+        is_over = "" in ends or (bool(self.nodes) and all(one.node in ends for one in self.nodes))
+        return self._job_ended or ([*ends.values()][-1] if is_over else "")
+
+    @property
     def is_over(self) -> bool:
         return bool(self.header.outcome or self.ended)
+
+    @property
+    def _job_end(self) -> RunEnd:
+        if self.header.outcome:
+            return RunEnd(self.header.outcome)
+        return RunEnd.LOST if self.is_over else RunEnd.RUNNING
 
     @property
     def spans(self) -> list[Span]:
@@ -364,6 +385,8 @@ class LiveJob:
         for table in (self._rank_rows, self._samples):
             for key in [key for key in table if key[0] not in present]:
                 del table[key]
+        for node in [node for node in self._run_ends if node and node not in present]:
+            del self._run_ends[node]
 
     def _node_row(self, node: NodeSummary) -> NodeRow:
         report = node.report
@@ -482,24 +505,21 @@ class LiveJob:
     def _generation_row(self, at: int, merged: Sequence[Generation]) -> GenerationRow:
         one, before = merged[at], merged[at - 1] if at else None
         following = merged[at + 1] if at + 1 < len(merged) else None
-        is_over = one.is_over or one.number < self.header.generation
-        end = one.stopping_at if is_over else self.updated_at
-        kind, ended_by = end_of(one, following)
-        if following is None and self.header.outcome and not one.cause:
-            ended_by = self.header.why or ended_by
-        elif kind == "unknown":
-            ended_by = ""
+        why = self.header.why if self.header.outcome else ""
+        ending = end_of(one, following, self._job_end, why)
+        is_known = ending.how is not GenerationEnd.UNKNOWN
+        end = one.stopping_at if ending.is_over else self.updated_at
         ran_s = None if end is None or one.started_at is None else max(0.0, end - one.started_at)
         return GenerationRow(
             number=one.number,
             started_at=one.started_at,
             ended_at=one.stopping_at,
             ran_s=ran_s,
-            is_over=is_over,
+            is_over=ending.is_over,
             is_charged=is_charged(one, following),
             world_size=one.world_size,
             why=one.why,
-            ended_by=ended_by if is_over else "",
+            ended_by=ending.why if is_known else "",
             stages=restart_stages(before, one),
         )
 

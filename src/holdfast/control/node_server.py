@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from holdfast import console
-from holdfast.control.history import NodeState, WorkerState
+from holdfast.control.history import NodeState, RunEnd, WorkerState
 from holdfast.control.log_streams import LogStream
 from holdfast.coordinator.connections import ConnectFailed
 from holdfast.core.limits import WHY_CHARS_MAX
@@ -873,7 +873,8 @@ def text_of(event: lifecycle.LifecycleEvent) -> str:
         case lifecycle.FirstHeartbeat():
             return f"rank {event.worker.global_rank} is running"
         case lifecycle.RunEnded():
-            return f"the run ended: {event.state or event.cut_short}"
+            left = "stopped by a signal" if event.cut_short == RunEnd.LEFT else event.cut_short
+            return f"the run ended: {event.state or left}"
         case lifecycle.RendezvousEnded():
             return f"node {event.group_rank} of {event.group_world_size}" if not event.error else ""
         case lifecycle.RanksAssigned():

@@ -2,7 +2,7 @@
 
 A machine that is cut off looks like one that failed, so only an operator decides that another machine takes
 over. A coordinator takes over at a later endpoint in the list, never at an earlier one
-(`core.coordinator_machine`). So an agent dials the endpoints from the last one at which it was connected. At a
+(`core.coordinator_machine`). So an agent tries the endpoints from the last one at which it was connected. At a
 later endpoint only a coordinator that took over there responds.
 
 A coordinator probes the later endpoints before it starts and every `PROBE_S` after that. If another coordinator has
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.coordinator.connect import CoordinatorConnector
     from holdfast.coordinator.connections import ClientConnection
 
-STAGGER_S = 0.05  # A later endpoint is not dialled if an earlier one responds at once.
+STAGGER_S = 0.05  # A later endpoint is not tried if an earlier one responds immediately.
 PROBE_S = 5.0
 """How often a coordinator checks whether it was replaced. With a higher value, a replaced coordinator that is
 reachable again continues for longer with the nodes that it still has."""
@@ -35,7 +35,7 @@ respond."""
 class EndpointList:
     """A `Connector` to the coordinator at one of several endpoints.
 
-    `floor` returns the first endpoint that may be dialled. If this process may run the coordinator, `host` connects
+    `floor` returns the first endpoint that may be tried. If this process may run the coordinator, `host` connects
     to the first endpoint when that refuses connections and no other coordinator has taken over.
     """
 

@@ -223,11 +223,11 @@ class CoordinatorServer:
         peer.has_share = True
 
     def _check_endpoint_and_job(self, token: bytes, hello: Hello) -> None:
-        """Refuse an authenticated client that dialled another port, or whose job this coordinator does not serve."""
+        """Refuse an authenticated client that connects to another port, or whose job this coordinator does not serve."""
         if hello.port not in (self._port, self._advertised_port):
             # Another program may relay the connection. Host names may legitimately differ; ports may not.
             raise HandshakeRefused(
-                f"the client dialled port {hello.port}, the coordinator listens at {self._port}: "
+                f"the client connects to port {hello.port}, but the coordinator listens on {self._port}: "
                 f"if that port is forwarded, start the coordinator with --rdzv-conf "
                 f"advertised_port={hello.port}"
             )

@@ -570,7 +570,7 @@ def _newest(answers: list[Answer]) -> list[Answer]:
 
 
 def _should_hold(rounds: Rounds, status: Status) -> bool:
-    """Whether to hold a failure. If no other member has workers, there is no reason to."""
+    """Whether to hold a failure. This is unnecessary if no other member has workers."""
     others = len(rounds.job.members) - len(rounds.job.succeeded) > 1
     return others and must_hold(rounds, status)
 

@@ -65,26 +65,15 @@ class InvalidEvent(Exception):
     """An event cannot happen in this state; the machine has not changed."""
 
 
-class Step:
+class Step(Value):
     """One step of a machine: its state, the event and the effects."""
 
-    __slots__ = ("cause", "effects", "event", "id", "now", "state")
-
-    def __init__(
-        self,
-        id: str,  # noqa: A002 (the field's name)
-        cause: str,
-        now: float,
-        state: object,
-        event: object,
-        effects: tuple[object, ...],
-    ) -> None:
-        self.id = id
-        self.cause = cause
-        self.now = now
-        self.state = state
-        self.event = event
-        self.effects = effects
+    id: str
+    cause: str
+    now: float
+    state: object
+    event: object
+    effects: tuple[object, ...]
 
     def __str__(self) -> str:
         state = "" if self.state is None else f" ({brief(self.state)})"

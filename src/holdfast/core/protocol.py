@@ -4,8 +4,8 @@ Every message carries a complete state, never a change: a `Status` is the state 
 is the part of the job's state that a node needs. So lost, repeated and late messages are harmless: the
 next message of the same kind carries the same or newer state, and receivers ignore older ones by number
 (`Status.seq`, and `(View.term, View.revision)`). Two small messages detect losses: a `Heartbeat` shows
-that the node is alive and names its newest view; an `Ack` names the newest status that the coordinator
-received. If one side finds that the other is behind, it sends the complete state again.
+that the node is alive, and names its newest status and view; an `Ack` names the newest status that the
+coordinator received. If one side finds that the other is behind, it sends the complete state again.
 
 The messages are msgspec structs: the same objects travel on the wire, are stored in the state of a
 `RendezvousBackend`, and run through the simulator. Their types include limits, which are checked when a

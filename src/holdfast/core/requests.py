@@ -77,6 +77,6 @@ def unknown_action(action: str) -> Refused:
 def with_answer(
     answers: Mapping[str, Answer], request_id: str, answer: Answer
 ) -> dict[str, Answer]:
-    """Return the answers plus a new one, without the oldest above `ANSWERS_MAX`."""
+    """Return the answers plus a new one, without the oldest ones beyond `ANSWERS_MAX`."""
     newest = [*answers.items()][-ANSWERS_MAX + 1 :]
     return {**dict(newest), request_id: answer}

@@ -30,7 +30,7 @@ class SavedJob(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[NodeInfo, ...] = ()
     """The members of the newest round, by rank."""
     awaited: int = 0
-    """The number of running members, not counting the node whose agent is the coordinator."""
+    """The number of running members, not counting the node whose agent runs the coordinator."""
     outcome: JobOutcome | None = None
     why: str = ""
     failure: Failure | None = None

@@ -32,8 +32,8 @@ The rules for the workers of a node:
     timer's signal. All stacks are dumped before the first process is signalled.
 9.  If a worker is in uninterruptible sleep for the limit, the workers are unhealthy, and a restart would
     not help, because SIGKILL cannot end that worker.
-10. An agent with a loop of its own leaves its machine idle. Only rules 8 and 9 apply then: send it the
-    events of timers and blocked workers, and call `find_stuck` instead of sending a `TICK`.
+10. An agent with a loop of its own leaves its machine idle. Only rules 8 and 9 apply then. The machine
+    notes which workers are stuck (`stuck`), and the agent's own loop stops them.
 
 Without a coordinator (`Supervision`) the agent joins each round itself, and decides by rules 2, 3 and 7. With a
 coordinator (`CoordinatedSupervision`) views take the place of rounds (`ViewReceived`, and `ReportStatus` for
@@ -569,18 +569,20 @@ class Supervision(TableMachine):
 
     def _due(self, now: float) -> list[Effect]:
         """Return the effects that are due at this time."""
-        if self.state is not State.RUNNING or not self.find_stuck(now):
+        if self.state not in _FOLLOWS_BLOCKED:
+            return []
+        self._note_stuck(now)
+        if not self.stuck or self.state is State.IDLE:
             return []
         return self._unhealthy(WorkersUnhealthy(self.generation, self.unhealthy, retryable=False))
 
-    def find_stuck(self, now: float) -> bool:
-        """Note which workers stayed blocked for the limit; return whether there are any."""
+    def _note_stuck(self, now: float) -> None:
+        """Note which workers stayed blocked for the limit."""
         limit_s = self._stuck_limit_s
         for rank, (since, pid) in sorted(self._blocked.items()):
             if limit_s is not None and now - since >= limit_s:
                 self.stuck[rank] = _stuck_for(now - since, limit_s)
                 self.unhealthy = self.unhealthy or f"worker {rank} (pid {pid}) {self.stuck[rank]}"
-        return bool(self.stuck)
 
     def _note_blocked(self, now: float, event: WorkerBlocked | WorkerUnblocked) -> None:
         if self.state not in _FOLLOWS_BLOCKED or event.generation != self.generation:

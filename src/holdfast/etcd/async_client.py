@@ -180,7 +180,7 @@ class AsyncEtcdClient:
         return self._name(self._current)
 
     def describe(self, why: str) -> str:
-        """Return the problem of each of several endpoints, if none of them can be reached."""
+        """Return the problems of all endpoints if none of several can be reached; otherwise `why`."""
         tried = self.tried
         if not len(tried) == len(self.settings.endpoints) > 1:
             return why
@@ -393,7 +393,7 @@ class AsyncEtcdClient:
     async def _explained(
         self, at: int, attempts: Attempts, problem: ConnectionProblem
     ) -> ConnectionProblem:
-        """Return the problem, with a better explanation if the endpoint has never responded and one is found."""
+        """Return the problem. If the endpoint has never responded, look for a better explanation first."""
         if problem.fault is not ConnectionFault.SILENT or at in self._responded or self._closed:
             return problem
         host, port = self.settings.endpoints[at]
@@ -425,7 +425,7 @@ class AsyncEtcdClient:
     def _note_response(self, at: int) -> None:
         """Use the endpoint that responded, if the current one did not.
 
-        The client does not return to an endpoint that it has left because of a late response.
+        A late response does not make the client return to an endpoint that it has left.
         """
         if at == self._current or self.endpoint in self.tried:
             self._use(at)

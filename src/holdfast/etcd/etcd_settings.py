@@ -67,7 +67,7 @@ class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
         return f"{type(self).__name__}({fields})"
 
     def tls_context(self, names: tuple[str, str, str] = NAMES) -> ssl.SSLContext | None:
-        """Return the TLS context; raise `UsageError` or the like for unusable files.
+        """Return the TLS context; raise `UsageError` or `EnvironmentProblem` for unusable files.
 
         `names` are the user's names of certificate, key and CA, for messages.
         """
@@ -94,8 +94,8 @@ def parse_endpoints(
         except ValueError as problem:
             raise UsageError(
                 f"{source}: the etcd endpoint {part.strip()!r} {problem}; accepted: host, host:port "
-                "and [address]:port for IPv6, after http:// or https:// or neither, several with "
-                "commas"
+                "and [address]:port for IPv6, after http:// or https:// or neither, several "
+                "separated by commas"
             ) from None
         schemes.add(scheme.lower() or "http")
     if len(schemes) > 1:

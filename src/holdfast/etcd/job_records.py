@@ -34,7 +34,7 @@ def read_job(
 ) -> tuple[JobSummary | None, str]:
     """Return the summary of a job and its leader; None if there is no such job.
 
-    One transaction reads what the leader stored last and each node's status, which is newer. Raises
+    One transaction reads the job as the leader last stored it and each node's status, which is newer. Raises
     `EtcdError`.
     """
     keys = JobKeys(prefix, run_id)

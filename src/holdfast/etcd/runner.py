@@ -102,7 +102,7 @@ class EtcdDied(EnvironmentProblem, RuntimeError):
 
 
 class EtcdNotReady(EnvironmentProblem, TimeoutError):
-    """etcd runs, but was not ready in time."""
+    """etcd is running, but was not ready in time."""
 
 
 def find_binary(*, path_first: bool = False) -> str:
@@ -271,7 +271,7 @@ class EtcdProcess:
         return self._pidfd
 
     def reported_ready(self) -> bool:
-        """Read one notice; return whether etcd reports in it that it is ready."""
+        """Read one notice; return whether it reports that etcd is ready."""
         space = socket.CMSG_SPACE(CREDENTIALS.size)
         try:
             notice, ancillary, _, _ = self._notices.recvmsg(NOTICE_BYTES_MAX, space)

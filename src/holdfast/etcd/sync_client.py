@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 SLACK_S = 5.0
-"""A loop that has not ended a call this long after the call's limit counts as stuck."""
+"""If a call is unfinished this long after its limit, the client's loop counts as stuck."""
 UNREAD_MAX = 100_000
 """The number of changes that a watch keeps until a thread takes them; beyond it, the watch ends."""
 

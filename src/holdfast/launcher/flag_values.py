@@ -14,6 +14,7 @@ from holdfast.core.limits import ADDRESS_CHARS, PORT_MAX, check_node_range
 from holdfast.errors import UsageError
 from holdfast.launcher import devices
 from holdfast.processes.logs import specs
+from holdfast.processes.logs.std import Std
 from holdfast.processes.signals import parse_signal, parse_signals, signal_name
 
 if TYPE_CHECKING:
@@ -249,10 +250,10 @@ def parse_local_ranks(text: str) -> set[int] | None:
     return ranks
 
 
-def parse_streams(text: str, flag: str) -> int | dict[int, int]:
+def parse_streams(text: str, flag: str) -> Std | dict[int, Std]:
     """Parse a value of `--redirects` or `--tee`: streams of all ranks, or by local rank."""
     try:
-        return specs.parse_streams(str(text))
+        return Std.from_str(str(text))
     except ValueError:
         accepted = "0 (none), 1 (stdout), 2 (stderr), 3 (both), or by local rank, e.g. 0:3,1:2"
         reject(text, flag, "does not select streams", accepted)

@@ -236,7 +236,7 @@ class CoordinatorMembership(ThreadedMembership):
             tls=self._client_tls,
             has_psk=self._tls is not None and self._tls.is_psk,
             server_name=self._tls.server_name if self._tls is not None else None,
-            # A token authenticates the coordinator; is_host=0 accepts any user's.
+            # A token authenticates the coordinator; is_host=0 accepts the coordinator of any user.
             own_users_only=self._token is None and self._is_host is not False,
             endpoint_index=endpoint_index,
             on_refused=on_refused,

@@ -55,7 +55,7 @@ class Membership(Protocol):
     hosting: bool
     """Whether all other nodes depend on this process."""
     heartbeat: LoopHeartbeat
-    """The agent's loop starts it to promise that it calls `take` regularly."""
+    """By starting it, the agent's loop promises to call `take` regularly."""
 
     @property
     def view(self) -> View | None:

@@ -1,8 +1,8 @@
 """A membership with a thread: the agent calls it, and the thread's loop drives the node's session.
 
-`ThreadedMembership` is the agent's side, `SessionDriver` performs `core.session` in the thread, over
-connections that a `Connector` opens, and a `Mailbox` holds the events for the agent's loop. The driver itself needs no
-thread, so one loop can run thousands of nodes.
+`ThreadedMembership` is the agent's side. `SessionDriver` performs `core.session` in the thread, over connections that
+a `Connector` opens. A `Mailbox` holds the events for the agent's loop. The driver itself needs no thread, so one loop
+can run thousands of nodes.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class ThreadedMembership:
     def start(self) -> None:
         """Connect; raise `UsageError` or `EnvironmentProblem` for invalid settings.
 
-        A coordinator that does not run yet is not an error.
+        A coordinator that is not running yet is not an error.
         """
         try:
             check(Status(seq=0, run_id=self.run_id, info=self._info, settings=self._settings))
@@ -265,7 +265,7 @@ class ThreadedMembership:
         return self._thread is not None and self._thread.post(call, *args)
 
     def _run_in_loop(self, work: Coroutine[Any, Any, T], limit_s: float) -> T:
-        """Return the result of a coroutine in the thread; the coroutine ends by the limit itself."""
+        """Return the result of a coroutine in the thread; the coroutine itself ends within the limit."""
         assert self._thread is not None
         return self._thread.run(work, limit_s + SLACK_S)
 

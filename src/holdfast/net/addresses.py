@@ -212,6 +212,6 @@ def keep_alive(
 
 
 def check_not_itself(connection: socket.socket) -> None:
-    """Raise if the kernel connected a socket to itself, because nothing listens at its port."""
+    """Raise if the kernel connected a socket to itself, because nothing listens on its port."""
     if connection.getsockname() == connection.getpeername():
         raise ConnectionRefusedError(errno.ECONNREFUSED, "nothing listens there")

@@ -1,9 +1,9 @@
 """An agent's port in a job without a coordinator. Other nodes watch its presence there; clients control it.
 
 An agent of a job on etcd, or over a shared state, listens on a port from its start. It stores the port's number
-and a random key in etcd or in the shared state. A control client
-must prove that it has the key (`wire.handshake.control_key`), and the job's token if there is one; if the nodes have
-certificates, it connects over TLS. Presence needs no key: it reveals nothing but an id.
+and a random key in etcd or in the shared state. A control client must prove that it has the key
+(`wire.handshake.control_key`), and the job's token if there is one; if the nodes have certificates, the client
+connects over TLS. Presence needs no key: it reveals nothing but an id.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 ON, READ_ONLY, OFF = "on", "read-only", "off"
 PRESENCE_ID_BYTES = 16
 WATCHERS_MAX = 64
-"""The limit of connections that watch one agent's presence. When they end, the watching nodes know that this agent exited."""
+"""The limit of connections that watch one agent's presence. When they end, the watching nodes check whether this agent
+exited."""
 UNDECIDED_MAX = 64
 """The limit of connections that have not sent their first bytes, and of control connections before `serve`."""
 FIRST_BYTES_S = 10.0

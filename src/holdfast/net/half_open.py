@@ -1,14 +1,14 @@
 """Selects the connection to close when too many are unauthenticated; pure.
 
 A connection occupies one of a few places until its handshake or request is complete. When all places are taken,
-the oldest connection is closed to admit the next one, but not before a minimum time; until then new connections wait in
-the kernel's queue. So a thousand honest clients that connect at once are all served.
+the oldest connection is closed to admit the next one, but not before a minimum time; until then new connections wait
+in the kernel's queue. So a thousand honest clients that connect at once are all served.
 
 With this rule alone, one address could take all places. So if an address has more than its share of the places,
 its oldest connection is closed first: immediately if it has sent nothing, otherwise after a much shorter
 time. A flood only displaces itself. Hundreds of agents behind one address can still connect: they send their
-first message immediately and complete the handshake within the short time. Without a minimum time, each would be closed to admit the next
-before its handshake could complete.
+first message immediately and complete the handshake within the short time. Without a minimum time, each would be
+closed to admit the next before its handshake could complete.
 """
 
 from __future__ import annotations

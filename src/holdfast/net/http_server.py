@@ -286,7 +286,7 @@ class HttpServer:
             return
         request, length, status = parse_head(bytes(received[:head_bytes]), self._methods)
         if not status and length > self._body_bytes_max:
-            # A server without a limit for bodies ignores them.
+            # If the limit is 0, the server uses no bodies, and ignores this one.
             status, length = (413, 0) if self._body_bytes_max else (0, 0)
         if not status and self._host_names is not None:
             status = 0 if is_requested_host(request.host, self._host_names) else 421

@@ -161,7 +161,7 @@ class ReservedPort:
         self.number: int = self._socket.getsockname()[1]
 
     def listener(self) -> socket.socket:
-        """Return a separate socket that listens at this port; closing it keeps the port reserved."""
+        """Return a separate socket that listens on this port; closing it keeps the port reserved."""
         return socket.socket(fileno=os.dup(self._socket.fileno()))
 
     def fileno(self) -> int:

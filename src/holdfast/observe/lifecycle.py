@@ -40,7 +40,7 @@ class WorkerInfo(Value):
 
 
 class LifecycleEvent(Value):
-    """Base of the lifecycle events."""
+    """The base of the lifecycle events."""
 
 
 class RunStarted(LifecycleEvent):
@@ -227,7 +227,7 @@ class RunEnded(LifecycleEvent):
     workers_recorded: bool = False
     """Whether a hook of the agent has recorded the outcome of the workers."""
     cut_short: str = ""
-    """If the agent raised: `stopped` by a signal or an operator, an unused `standby`, or an `error`."""
+    """If the agent raised: `left` on a signal, `stopped` by an operator, an unused `standby`, or an `error`."""
 
 
 class WatchdogEvent(LifecycleEvent):

@@ -37,7 +37,7 @@ class JoinRequest(NamedTuple):
     role: str
     local_world_size: int
     settings: JobSettings
-    """The settings of the job, as this node was given them."""
+    """The settings of the job, as they are configured on this node."""
     ports: tuple[int, ...]
     """The ports that the node has reserved for the workers' store."""
     store_key: bytes

@@ -2,8 +2,8 @@
 
 Holdfast's agents `enter` the job and follow the views that the membership delivers. An agent that knows
 only TorchElastic's interface requests a round (`next_rendezvous`) and polls whether it must request
-another (`num_nodes_waiting`); it counts restarts itself. A `JobAccess` creates the membership; there is one each for
-coordinator, etcd and shared state.
+another (`num_nodes_waiting`); it counts restarts itself. A `JobAccess` creates the membership; coordinator, etcd
+and shared state have one each.
 
 A polling agent checks its membership only while its workers run, not while it waits for other nodes. If another
 node left during such a wait, the agent would wait forever. So `next_rendezvous` returns a round only when all
@@ -159,7 +159,7 @@ class MembershipHandler(RendezvousHandler):
         return f"{problem} (join_timeout: {limit})"
 
     def describe_loss(self, lost: CoordinatorLost) -> str:
-        """Return the unreachable side, the time since when, and the reason."""
+        """Return the unreachable side, how long it has been unreachable, and the reason."""
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - lost.away_s))
         why = f": {lost.why}" if lost.why else ""
         return f"{self.access.authority_at} has been unreachable since {since} ({lost.away_s:.0f} s){why}"

@@ -87,7 +87,7 @@ class WorkerStore:
         self._servers: dict[int, TcpStoreServer] = {}
         self._used_numbers: set[int] = set()  # The numbers of released ports.
         self._newest = -1
-        self._failures: dict[int, str] = {}  # by generation
+        self._failures: dict[int, str] = {}  # By generation.
         self._unserved: int | None = None  # The generation whose store waits for its first client.
         self._alarm = -1
         self._events = select.epoll()  # Readable for the alarm and for that first client.
@@ -117,7 +117,7 @@ class WorkerStore:
     def take_failure(self) -> str:
         """Return why the store of the newest generation failed, once; empty if it did not fail.
 
-        If a store waits for its first client and has one, start to serve it.
+        If a store waits for its first client and has one, start serving it.
         """
         if any(descriptor != self._alarm for descriptor, _ in self._events.poll(0)):
             self.serve_now()
@@ -255,7 +255,7 @@ class WorkerStore:
         self._unserved = None
 
     def _without_keys(self) -> str:
-        """Return the access mode to use if no agent can attest its host."""
+        """Return the access mode to use if not every agent can attest its host."""
         if self._access == "private":
             return "private"
         if self._access != "open":

@@ -187,4 +187,4 @@ class RefusalLog:
         if count <= NAMED_MAX:
             console.log(level, f"timer request refused: {reason}: {detail}")
         if count == NAMED_MAX:
-            console.log(level, f"timer request refused: {reason}: no more of these are reported")
+            console.log(level, f"timer request refused: {reason}: further ones are not reported")

@@ -6,7 +6,7 @@
       Hello(version, nonce, job, endpoint)   ->
                                              <-     Challenge(nonce, proof)
       Proof(proof)                           ->
-                                             <-     Welcome  or  Refused(why)
+                                             <-     Welcome  or  Refusal(why)
 
 A side with a token accepts only a side that proves the same token. A side without a token accepts only a
 side without one. A token is never optional: otherwise an attacker in the middle could remove the proof.

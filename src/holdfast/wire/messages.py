@@ -121,7 +121,7 @@ Age = Annotated[float, Meta(ge=-1.0, le=AWAY_S_MAX)]
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """The client's first message: its version, its job, the endpoint it dialed, and a nonce."""
+    """The client's first message: its version, its job, the endpoint to which it connects, and a nonce."""
 
     magic: Annotated[str, Meta(max_length=len(MAGIC))] = MAGIC
     version: Version = PROTOCOL_VERSION
@@ -130,7 +130,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """The job of this connection; empty for an operator, whose queries are about all jobs."""
     host: Name = ""
     port: Port = 0
-    """The endpoint that the client dialed, as the user wrote it."""
+    """The endpoint to which the client connects, as the user wrote it."""
     endpoint_index: Annotated[int, Meta(ge=0, le=COORDINATORS_MAX - 1)] = 0
     """The index of that endpoint in the client's list. At an index above 0 the client accepts only a coordinator
     that took over there: an unrelated one must not decide for the job."""
@@ -195,7 +195,7 @@ StoreOp = Literal[
 
 
 class StoreCall(msgspec.Struct, frozen=True, kw_only=True, tag="store_call"):
-    """An agent's call to the store of its job. Each gets one result, in any order."""
+    """An agent's call to the store of its job. Each call gets one result, in any order."""
 
     id: Count
     run_id: RunId
@@ -225,7 +225,7 @@ class StoreResult(msgspec.Struct, frozen=True, kw_only=True, tag="store_result")
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
-    """An operator's query to a coordinator or an agent. A coordinator forwards a query to a node unchanged."""
+    """An operator's query to a coordinator or an agent. A coordinator relays it to a node under another id."""
 
     id: Count
     """The id of all replies, and of later messages about the query (`MORE`, `CANCEL`)."""

@@ -151,7 +151,7 @@ def test_failed_workers_store_starts_a_new_generation(
     assert any("the tape is torn" in one for one in warnings), warnings
 
 
-# The agent starts what a short job never needs on demand, or after a second.
+# Services that a short job does not need start on demand, or after a second.
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ def test_earliest_watch_reaches_the_control_point(
     control = SimpleNamespace(on_watch=lambda watched: watched(watch))
     heartbeat = Mock(start=stop)
     agent.job = Mock(membership=SimpleNamespace(control=control, heartbeat=heartbeat))
-    agent.workers = Mock(blocks=False)
+    agent.workers = Mock()
     with pytest.raises(Stopped):
         agent.supervise()
     assert delivered == [watch]

@@ -91,7 +91,7 @@ NOT_FOR_FAILURES = {
     "holdfast.rendezvous",
     "holdfast.store.tcp.forwarding",  # This, the next and the last: as above.
     "holdfast.store.tcp.attestation",
-    "holdfast.timers.timer_server",
+    "holdfast.timers.worker_timers",
     "holdfast.wire",
 }
 LOOKS = """

@@ -44,7 +44,7 @@ def test_ratio_handles_missing_samples(
     assert [one.reached for one in measured.verdicts()] == [reached]
 
 
-def test_missing_samples_are_a_word_in_json() -> None:
+def test_missing_samples_are_text_in_json() -> None:
     received = Result(LOSS, {"torchrun": [NEVER, NEVER], "holdfast": [0.5]}).as_json()
     read = json.loads(json.dumps(received, allow_nan=False))
     assert read["samples"]["torchrun"] == ["never", "never"]

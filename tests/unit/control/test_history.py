@@ -182,7 +182,8 @@ def test_stop_has_the_request_that_caused_it_as_detail() -> None:
     requested = lifecycle.RequestCarriedOut(20.0, 20.0, "id", "restart requested by me: new data")
     for events in ([stopping, requested], [requested, stopping]):
         history = history_of([starts(13.0, 0), *events, starts(21.0, 1)])
-        assert end_of(*history.generations.values()) == ("regrouped", requested.what)
+        first, second = history.generations.values()
+        assert end_of(first, second) == ("regrouped", requested.what)
 
 
 def test_assigning_ranks_before_the_stop_ends_takes_no_time() -> None:

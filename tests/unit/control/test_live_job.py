@@ -168,6 +168,17 @@ def test_new_job_of_the_same_name_starts_empty() -> None:
     assert job.header.state == "failed"
 
 
+def test_job_is_over_when_all_its_nodes_are() -> None:
+    job = watched(3, nodes=2)
+    job.add_event(EventRecord(wall=1.0, source="node001", kind=EventKind.RUN_ENDED, text="left"))
+    assert not job.is_over
+    job.add_summary(4.0, summary(4.0, nodes=1))
+    assert [one.is_over for one in job.generations] == [False], "the viewer keeps what it knows"
+    job.add_event(EventRecord(wall=2.0, source="node000", kind=EventKind.RUN_ENDED, text="done"))
+    assert (job.is_over, job.ended) == (True, "done")
+    assert [one.is_over for one in job.generations] == [True]
+
+
 def test_memory_of_a_viewer_is_bounded() -> None:
     job = LiveJob()
     for at in range(3 * GENERATIONS_MAX):

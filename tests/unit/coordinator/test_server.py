@@ -280,21 +280,21 @@ async def test_without_a_token_the_kernel_identifies_users(
 
 
 @in_loop
-async def test_client_that_dialled_another_port_is_refused() -> None:
+async def test_client_that_connects_to_another_port_is_refused() -> None:
     async with serving(token=b"token") as served:
-        dialled = served.connector()
-        dialled.port, real = 1, dialled.port
-        connect_first = dialled._connect_first
+        connector = served.connector()
+        connector.port, real = 1, connector.port
+        connect_first = connector._connect_first
 
         async def forward(found: list[Address]) -> socket.socket:
             return await connect_first([Address(one.family, (one.ip, real)) for one in found])
 
-        dialled._connect_first = forward  # type: ignore[method-assign]
+        connector._connect_first = forward  # type: ignore[method-assign]
         with pytest.raises(ConnectFailed, match="advertised_port=1") as caught:
-            await dialled.connect()
+            await connector.connect()
         assert caught.value.permanent  # The coordinator has authenticated itself.
         served.server._advertised_port = 1
-        (await dialled.connect()).abort()
+        (await connector.connect()).abort()
 
 
 @in_loop

@@ -76,7 +76,7 @@ def test_state_expires_with_its_lease(
 def test_lost_lease_is_replaced(
     etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch, renewals: float
 ) -> None:
-    """The renewal notices it, or else the write."""
+    """The renewal detects the loss, or else the next write."""
     monkeypatch.setattr(leases, "WRITES_PER_TTL", renewals)
     backend = EtcdRendezvousBackend(client, "job", "/lost")
     won(backend, b"one")

@@ -90,7 +90,7 @@ def test_invalid_calls_fail(connection: Connection, monkeypatch: pytest.MonkeyPa
 
 
 class Direct:
-    """Calls a store in this process; a call whose result must wait gets no result."""
+    """Calls a store in this process; a call that must wait gets no result."""
 
     run_id = "job"
     where = "head:29400"

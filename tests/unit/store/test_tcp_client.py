@@ -41,7 +41,7 @@ def client_of(server: ScriptedStore, timeout: timedelta = LONG, **more: Any) -> 
 
 
 def await_input(store: TCPStore) -> None:
-    """Wait until the client's socket has unread data, or is at its end."""
+    """Wait until the client's socket has unread data, or the other side has closed it."""
     connection = store._channel._connection
     assert connection is not None
     assert select.select([connection._socket], [], [], LONG_S)[0]
@@ -486,7 +486,7 @@ def test_server_that_starts_late_or_closes_immediately_is_retried() -> None:
 
 def test_errors_distinguish_a_frozen_server_from_another_program() -> None:
     with (
-        socket.create_server(("127.0.0.1", 0)) as listener,  # The kernel accepts for it.
+        socket.create_server(("127.0.0.1", 0)) as listener,  # The kernel accepts for the listener.
         pytest.raises(StoreTimeoutError, match=r"^about it: "),
     ):
         reach(listener.getsockname()[1], 0.3)

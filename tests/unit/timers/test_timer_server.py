@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 from timer_fakes import WAIT_S, Record, drive, run_python, sleeping
 
-from holdfast.timers import pipe, timer_server
+from holdfast.elastic._impl.file_timer import FileTimerServer, ServerThread
+from holdfast.timers import pipe, worker_timers
 from holdfast.timers.reaper import REPORT_ROUNDS_MAX, Reaper, fatal_of, send_signal
 from holdfast.timers.timer_requests import NAMED_MAX, FileTimerRequest
-from holdfast.timers.timer_server import KILL_AGAIN_S, KILLS_MAX, FileTimerServer, ServerThread
+from holdfast.timers.worker_timers import KILL_AGAIN_S, KILLS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -186,11 +187,11 @@ def test_kill_is_retried_up_to_a_limit(make: Make, tmp_path: Path, record: Recor
 def test_constantly_full_pipe_delays_kills(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timer_server, "TAKE_BYTES_MAX", 10)
+    monkeypatch.setattr(worker_timers, "TAKE_BYTES_MAX", 10)
     monkeypatch.setattr(pipe, "TAKE_BYTES_MAX", 10)
     watching = make()
     with sleeping() as child:
-        for late in [0] * (timer_server.FULL_READS_MAX - 1) + [1]:
+        for late in [0] * (worker_timers.FULL_READS_MAX - 1) + [1]:
             ask(tmp_path, child.pid, "step", 0)
             assert watching.check(time.monotonic() + 1) == late
         assert child.wait() == -9

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from holdfast.elastic._impl.file_timer import FileTimerServer
     from holdfast.timers.timer_requests import FileTimerRequest
-    from holdfast.timers.timer_server import FileTimerServer
 
 WAIT_S = 20.0
 

@@ -15,6 +15,8 @@ from timelines import Timeline, one_restart
 if TYPE_CHECKING:
     from pathlib import Path
 
+SIGNALLED = "Traceback:\nholdfast.SignalException: agent 7 received SIGTERM"
+
 
 def report_of(*nodes: Timeline) -> Report:
     [job] = records.jobs_in([run for node in nodes for run in node.runs()])
@@ -108,10 +110,64 @@ def test_job_ended_by_a_signal_is_stopped() -> None:
     node.run()
     node.generation(0, 2.0, 3.0)
     node.stops(0, 20.0, 21.0, StopReason.SIGNAL)
-    node.end(22.0, "stopped", "Traceback:\nholdfast.SignalException: agent 7 received SIGTERM")
+    node.end(22.0, "left", SIGNALLED)
     report = report_of(node)
     assert (report.outcome.state, report.generations[0].end) == ("stopped", "stopped")
     assert report.outcome.reason == "agent 7 received SIGTERM"
+    assert [one.state for one in report.nodes] == ["stopped"]
+
+
+# How node a ends after node b has left, what the report says of the job, and of node a.
+AFTER_A_NODE_LEFT = {
+    "succeeded": ("succeeded", "all workers succeeded; 1 node left the job", "succeeded"),
+    "failed": ("failed", "workers failed", "failed"),
+    "stopped": ("stopped", "the job was stopped", "stopped"),
+    "left": ("stopped", "agent 7 received SIGTERM", "stopped"),
+    "error": ("error", "only 1 of 2 nodes came", "error"),
+    "": ("killed", "no end is recorded: its agents were killed, or run on other machines", "lost"),
+}
+
+
+@pytest.mark.parametrize("how", AFTER_A_NODE_LEFT)
+def test_job_continues_after_a_node_left(how: str) -> None:
+    stays, leaves = Timeline("a", (0, 1)), Timeline("b", (2, 3), rank=1)
+    for node in (stays, leaves):
+        node.run()
+        node.generation(0, 2.0, 3.0, nodes=2)
+    leaves.stops(0, 20.0, 20.5, StopReason.SIGNAL)
+    leaves.end(20.6, "left", SIGNALLED)
+    stays.stops(0, 20.7, 21.0, StopReason.GENERATION_CHANGED)
+    stays.generation(1, 22.0, 23.0, nodes=1, restarts=0, why="b left")
+    errors = {
+        "stopped": "holdfast.JobStopped: the job was stopped",
+        "left": SIGNALLED,
+        "error": "holdfast.RendezvousTimeoutError: only 1 of 2 nodes came",
+    }
+    if how:
+        stays.end(40.0, how, errors.get(how, ""))
+    report = report_of(stays, leaves)
+    state, reason, state_of_a = AFTER_A_NODE_LEFT[how]
+    assert (report.outcome.state, report.outcome.reason) == (state, reason)
+    assert {one.name: one.state for one in report.nodes} == {"a": state_of_a, "b": "left"}
+    assert (report.generations[0].end, report.generations[0].end_reason) == ("regrouped", "b left")
+
+
+def test_record_of_the_node_that_left_does_not_show_how_the_job_ended() -> None:
+    leaves = Timeline("b", (2, 3), rank=1)
+    leaves.run()
+    leaves.generation(0, 2.0, 3.0, nodes=2)
+    leaves.stops(0, 20.0, 20.5, StopReason.SIGNAL)
+    leaves.end(20.6, "left", SIGNALLED)
+    report = report_of(leaves)
+    assert report.outcome.state == "left"
+    assert report.outcome.reason.startswith("b left the job: agent 7 received SIGTERM")
+    stays = Timeline("a", (0, 1))
+    stays.run()
+    stays.generation(0, 2.0, 3.0, nodes=2)
+    stays.stops(0, 20.7, 21.0, StopReason.GENERATION_CHANGED)
+    stays.generation(1, 22.0, 23.0, nodes=1, restarts=0, why="b left")
+    stays.end(40.0)
+    assert [one.end for one in report_of(stays).generations] == ["regrouped", "succeeded"]
 
 
 def test_job_without_a_round_has_a_report() -> None:

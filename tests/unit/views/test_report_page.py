@@ -97,7 +97,7 @@ def test_untrusted_text_is_escaped() -> None:
 
 
 def test_every_outcome_has_a_page() -> None:
-    for state in ("succeeded", "failed", "stopped", "error", "standby", "else"):
+    for state in ("succeeded", "failed", "stopped", "left", "error", "standby", "else"):
         node = Timeline()
         node.run()
         node.end(3.0, state, "E: x")

@@ -301,7 +301,7 @@ class LedJob:
             views = self.rounds.handle(now, event, cause)
             if not self.broken:
                 self.rounds.check()
-        except Exception as error:  # (a job in an invalid state must end with an explanation)
+        except Exception as error:  # A job in an invalid state must end with an explanation.
             if self._strict:
                 raise
             self.broken = f"{type(error).__name__}: {error}"

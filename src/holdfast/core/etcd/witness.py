@@ -1,6 +1,6 @@
 """Which agents have exited, detected long before their leases expire. The machine `Witness`.
 
-Every agent on etcd listens at a port, its *presence*, where it only sends its identity. The leader
+Every agent on etcd listens on a port, its *presence*, where it only sends its identity. The leader
 connects to the presence of each node, and every other node to that of the leader. No further data is sent
 over these connections: the kernel of a host closes them when the process exits for any reason. A process
 that is stopped, starved or slow keeps them.
@@ -128,7 +128,7 @@ ConnectionEvent = PresenceConfirmed | PresenceClosed | PresenceRefused | Presenc
 
 
 class ConnectPresence(Effect):
-    """Connect once; report with this number the outcome, and later that the connection closed."""
+    """Connect once; with this number, report the outcome, and later that the connection closed."""
 
     number: int
     presence: Presence

@@ -30,12 +30,13 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.agent.assembly import machine_and_job, services_of, stuck_limit
 from holdfast.agent.lifecycle_reporter import LifecycleReporter
-from holdfast.agent.loop import AgentLoop, LoopSettings, log_restart
+from holdfast.agent.loop import AgentLoop, LoopSettings, log_restart, signal_notice
 from holdfast.agent.polled_job import PolledJob
 from holdfast.agent.spec import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerState
 from holdfast.agent.worker_processes import ProcessSettings, StopOrder, WorkerProcesses
+from holdfast.core.machine import TICK
 from holdfast.core.policy import RestartBudget
-from holdfast.core.supervision import State, StopReason, Supervision
+from holdfast.core.supervision import SignalReceived, State, StopReason, Supervision
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
 from holdfast.elastic._impl.hooked_workers import HOOKS, HookedWorkers
 from holdfast.errors import InternalError
@@ -217,7 +218,11 @@ class SimpleElasticAgent(ElasticAgent):
         begin = time.monotonic()
         self._begin_run()
         try:
-            return self._loop.run(lambda: self._run_ended(self._supervise(role)))
+            with self._loop.running():
+                if isinstance(self._loop.workers, HookedWorkers):
+                    # A hook may block while workers write output.
+                    self._side_services.start_deferred_services()
+                return self._run_ended(self._supervise(role))
         finally:
             self._loop.close()
             self._total_execution_time = int(time.monotonic() - begin)
@@ -351,7 +356,7 @@ class SimpleElasticAgent(ElasticAgent):
             self._loop.signals.raises = True
         self._polled.find_round(lambda: self._rendezvous(worker_group))
         self._machine.generation += 1
-        self._loop.start_generation(lambda _order, _busy: self._start_workers(worker_group))
+        self._loop.start_generation()
 
     @property
     def _polled(self) -> PolledJob:
@@ -610,7 +615,31 @@ class LocalElasticAgent(SimpleElasticAgent):
         if context is None or context.stop_ended:
             return
         self._processes.begin_stop(StopOrder(None, signum, grace_s, self._machine.stuck))
-        self._loop.await_stop(self._processes, grace_s)
+        if self._loop.has_failed:
+            self._loop.await_exits(self._processes)
+        else:
+            self._await_stop(grace_s)
+
+    def _await_stop(self, grace_s: float) -> None:
+        """Wait until a stop has ended. The machine does not decide; a second SIGINT kills the workers.
+
+        The loop's machine handles the events when the hook has returned.
+        """
+        loop, machine, workers = self._loop, self._machine, self._processes
+        interrupted = machine.interrupted
+        while workers.is_active:
+            # Signals first: once the stop has ended, the caller may wait for another round.
+            while (one := loop.signals.take()) is not None:
+                console.warning(signal_notice(machine, one, grace_s, interrupted=interrupted))
+                if interrupted and one == signal.SIGINT:
+                    workers.kill()
+                interrupted = interrupted or one == signal.SIGINT
+                loop.post(SignalReceived(one))
+            for event in workers.events(time.monotonic()):
+                if machine.state is not State.IDLE:
+                    loop.post(event)
+            if workers.is_active:
+                loop.wait(workers.next_deadline(time.monotonic()), *workers.descriptors())
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         processes = self._processes
@@ -655,12 +684,13 @@ class LocalElasticAgent(SimpleElasticAgent):
                 f"({sorted(context.pids().values())})"
             )
             return RunResult(WorkerState.UNKNOWN)
-        self._loop.handle_detections()
+        self._side_services.poll(time.monotonic())
+        self._loop.dispatch([*self._side_services.take_events(), TICK])
         result = context.wait(0)
         if isinstance(context, PContext) and result is None:
             if context.first_failure() or context.all_ended():
                 result = context.wait()  # Until the others have exited.
-            elif self._machine.find_stuck(time.monotonic()):
+            elif self._machine.stuck:
                 console.error(self._machine.unhealthy)
                 self._remaining_restarts = 0
                 return RunResult(WorkerState.UNHEALTHY)

@@ -1,11 +1,13 @@
 """Workers that the hooks of a TorchElastic subclass start, stop or monitor, for `AgentLoop`.
 
-A hook blocks until it is done, so the result of a stop is known at once. For each hook that a
-subclass does not override, the workers are processes, as in Holdfast's own agent.
+A hook blocks until it is done, so the result of a stop is known at once. It may run a user's code, which
+may take any time, so the heartbeat of the loop pauses meanwhile. For each hook that a subclass does not
+override, the workers are processes, as in Holdfast's own agent.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from holdfast.agent.spec import RunResult, WorkerState
@@ -20,6 +22,7 @@ HOOKS = ("_start_workers", "_stop_workers", "_monitor_workers", "_shutdown")
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from holdfast.agent.loop import LongWait
     from holdfast.agent.worker_processes import StartOrder, StopOrder, WorkerProcesses
@@ -40,7 +43,6 @@ class HookedWorkers:
         self._monitors = "_monitor_workers" in replaced
         self._stops = "_stop_workers" in replaced
         self._shuts_down = "_shutdown" in replaced
-        self.blocks = agent._has_own_loop or not replaced.isdisjoint(HOOKS)
         # No hook replaces these.
         self.prepare = processes.prepare
         self.kill = processes.kill
@@ -62,22 +64,34 @@ class HookedWorkers:
     def start(self, order: StartOrder, long_wait: LongWait) -> Mapping[int, object]:
         del order, long_wait  # The agent's own `_start_workers` reads both from the loop.
         self._processes.result = RunResult(WorkerState.INIT)  # Not that of the last generation.
-        return self._agent._start_workers(self._agent.get_worker_group())
+        with self._hook():
+            return self._agent._start_workers(self._agent.get_worker_group())
+
+    def _hook(self) -> AbstractContextManager[None]:
+        """Return the context in which a hook runs."""
+        membership = self._agent._loop.membership
+        return membership.heartbeat if membership is not None else nullcontext()
 
     def begin_stop(self, order: StopOrder) -> Event | None:
         reason = order.reason
         if reason is None or reason is StopReason.SIGNAL:
             self._shut_down(order.signum)
         elif reason is not StopReason.SUCCEEDED and self._stops:
-            self._agent._stop_workers(self._agent.get_worker_group())
+            with self._hook():
+                self._agent._stop_workers(self._agent.get_worker_group())
         if self._agent._has_processes:
+            context = self._processes.context
+            if self.is_active and context is not None and context.stop_ended:
+                self._processes.keep_result(context)  # A hook has closed it.
+                return context.stopped()
             return self._processes.begin_stop(order)
         failed = any(failure.failed_by_itself() for failure in self.result.failures.values())
         return supervision.WorkersStopped(self._agent._machine.generation, 0, failed)
 
     def _shut_down(self, signum: int) -> None:
         if self._shuts_down and not self._is_shut_down:
-            self._agent._shutdown(as_enum(signum), timeout=self._agent._shutdown_timeout)
+            with self._hook():
+                self._agent._shutdown(as_enum(signum), timeout=self._agent._shutdown_timeout)
             self._is_shut_down = True
 
     def events(self, now: float) -> list[Event]:
@@ -97,7 +111,8 @@ class HookedWorkers:
         """Convert the result of the hook to events."""
         agent = self._agent
         group, machine = agent.get_worker_group(), agent._machine
-        result = agent._monitor_workers(group)
+        with self._hook():
+            result = agent._monitor_workers(group)
         group.state = result.state
         agent._reporter.workers_observed(result.state.name.lower())
         if result.state == WorkerState.HEALTHY:

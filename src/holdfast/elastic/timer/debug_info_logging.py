@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.timers.timer_server import log_debug_info_for_expired_timers
+from holdfast.timers.worker_timers import log_debug_info_for_expired_timers
 
 __all__ = ["log_debug_info_for_expired_timers"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from holdfast.elastic._impl.file_timer import FileTimerServer
 from holdfast.timers.timer_client import FileTimerClient
 from holdfast.timers.timer_requests import FileTimerRequest
-from holdfast.timers.timer_server import FileTimerServer
 
 __all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]

@@ -5,8 +5,8 @@
 `GET /readyz`                         200 if, in addition, the generation's workers are running
 ====================================  =========================================================
 
-Otherwise the status is 503, with the reason in one line of text. The state is read at the time of the request. A stopped
-process does not respond, which is a failed probe too.
+Otherwise the status is 503, with the reason in one line of text. The state is read at the time of the request. A
+stopped process does not respond, which is a failed probe too.
 
 Probes use the pod's own address, so the server listens on every address of the machine. It reveals only liveness,
 readiness and one line about them, and accepts no input.
@@ -92,8 +92,8 @@ class HealthCheckServer:
     0 is any free port; after `start`, `port` has its number.
 
     `ready_callback` returns why the workers are not running, or an empty string if they are. Without one, a live
-    agent is ready. `host` is the address to listen on, by default every address. `name` is the prefix of the error if the port
-    cannot be bound.
+    agent is ready. `host` is the address to listen on, by default every address. `name` is the prefix of the error if
+    the port cannot be bound.
 
     Subclasses may override `start` and `stop`, as subclasses of TorchElastic's class do.
     """

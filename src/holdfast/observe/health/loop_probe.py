@@ -1,8 +1,8 @@
 """Checks from a thread whether a loop is still running: the thread probes, and the loop responds.
 
-The loop sends no heartbeats by itself, because it would have to wake up for them. A probe makes a descriptor
-readable that the loop waits for, and the loop responds in its next iteration. The loop has been silent for as long
-as the oldest probe without a response has waited.
+The loop sends no heartbeats by itself, because it would have to wake up for them. It waits for a descriptor, which
+a probe makes readable, and responds in its next iteration. The loop has been silent for as long as the oldest probe
+without a response has waited.
 """
 
 from __future__ import annotations

@@ -20,13 +20,13 @@ import sys
 import time
 from _thread import get_ident
 from errno import EBADF, EMFILE
+from typing import TYPE_CHECKING
 
 from holdfast.core.values import Value
 from holdfast.defaults import AGENT_SECRETS
 from holdfast.errors import EnvironmentProblem, UsageError, shortage_hint
 from holdfast.processes.keeper import keeper_program
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any, ClassVar

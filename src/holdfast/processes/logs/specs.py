@@ -15,9 +15,6 @@ A worker writes a redirected stream to a file itself, and inherits a stream for 
 exception is standard error for the console: it passes through the agent, so that the failure report
 can show its end even for a program without an error file. If the console is a terminal, workers
 write to a pseudo-terminal.
-
-A `Std` chooses streams; its text form is one digit for all workers (`3`), or a list of
-`local_rank:digit` (`0:1,12:2`), and a rank may have several digits.
 """
 
 from __future__ import annotations
@@ -38,6 +35,7 @@ from holdfast.lazy_dataclass import factory_field, lazy_dataclass
 from holdfast.processes.failures import tracebacks
 from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.processes.logs import follower, lines
+from holdfast.processes.logs.std import Std, to_map
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,47 +43,6 @@ if TYPE_CHECKING:
 
     from holdfast.processes.logs.follower import LogFollower, PipeStream
     from holdfast.processes.logs.lines import Sink
-
-# A local rank with more digits than this is a typing error.
-RANK_DIGITS_MAX = 6
-
-# The values of `Std`. They are plain numbers here, since agents start often, and importing `enum` takes
-# longer than creating all paths.
-OUT, ERR = 1, 2
-
-
-def parse_streams(given: str) -> int | dict[int, int]:
-    """Parse a choice of streams: one for all local ranks, or by local rank; see `Std.from_str`."""
-    text = given.removesuffix("\n")
-    if _is_choice(text):
-        return int(text)
-    chosen: dict[int, int] = {}
-    for entry in text.split(","):
-        rank, colon, choice = entry.partition(":")
-        if not (colon and _is_rank(rank) and _is_choice(choice)):
-            raise UsageError(
-                f"{given!r} is not a valid choice of output streams",
-                hint="use 0 (none), 1 (stdout), 2 (stderr) or 3 (both) for all workers, "
-                "or a list by local rank such as 0:1,1:2",
-            )
-        chosen[int(rank)] = int(choice)
-    return chosen
-
-
-def _is_choice(text: str) -> bool:
-    return text in ("0", "1", "2", "3")
-
-
-def _is_rank(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= RANK_DIGITS_MAX
-
-
-def by_rank(chosen: int | Mapping[int, int], local_world_size: int) -> dict[int, int]:
-    """Return the choice of streams for each local rank from 0 to `local_world_size - 1`."""
-    # As plain integers, so that this accepts PyTorch's own `Std` too.
-    if isinstance(chosen, int):
-        return dict.fromkeys(range(local_world_size), int(chosen))
-    return {rank: int(chosen.get(rank, 0)) for rank in range(local_world_size)}
 
 
 class LogDirectoryTaken(UsageError, NotADirectoryError):
@@ -141,8 +98,8 @@ class LogsSpecs(ABC):
     def __init__(
         self,
         log_dir: str | None = None,
-        redirects: int | Mapping[int, int] = 0,
-        tee: int | Mapping[int, int] = 0,
+        redirects: int | Mapping[int, int] = Std.NONE,
+        tee: int | Mapping[int, int] = Std.NONE,
         local_ranks_filter: set[int] | None = None,
     ) -> None:
         self._root_log_dir = log_dir
@@ -173,8 +130,8 @@ class DefaultLogsSpecs(LogsSpecs):
     def __init__(
         self,
         log_dir: str | None = None,
-        redirects: int | Mapping[int, int] = 0,
-        tee: int | Mapping[int, int] = 0,
+        redirects: int | Mapping[int, int] = Std.NONE,
+        tee: int | Mapping[int, int] = Std.NONE,
         local_ranks_filter: set[int] | None = None,
     ) -> None:
         # Make it absolute now: a worker that changes its directory must not write elsewhere.
@@ -222,7 +179,7 @@ class DefaultLogsSpecs(LogsSpecs):
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         size = len(envs)
-        redirects, tees = by_rank(self._redirects, size), by_rank(self._tee, size)
+        redirects, tees = to_map(self._redirects, size), to_map(self._tee, size)
         if self._root_log_dir == os.devnull:
             return self._discard(envs, redirects, tees)
         attempt_dir = self._make_attempt_dir(envs.get(0, {}))
@@ -236,8 +193,8 @@ class DefaultLogsSpecs(LogsSpecs):
             dest.error_files[rank] = os.path.join(worker_dir, "error.json")
             env["TORCHELASTIC_ERROR_FILE"] = dest.error_files[rank]
             for std, name, files, shown in (
-                (OUT, "stdout.log", dest.stdouts, dest.tee_stdouts),
-                (ERR, "stderr.log", dest.stderrs, dest.tee_stderrs),
+                (Std.OUT, "stdout.log", dest.stdouts, dest.tee_stdouts),
+                (Std.ERR, "stderr.log", dest.stderrs, dest.tee_stderrs),
             ):
                 if not (redirects[rank] | tees[rank]) & std:
                     files[rank] = INHERITED if self._is_shown(rank) else os.devnull
@@ -302,13 +259,13 @@ class DefaultLogsSpecs(LogsSpecs):
             Keeper.withhold(self._root_log_dir)
 
     def _discard(
-        self, envs: dict[int, dict[str, str]], redirects: dict[int, int], tees: dict[int, int]
+        self, envs: dict[int, dict[str, str]], redirects: dict[int, Std], tees: dict[int, Std]
     ) -> LogsDest:
         dest = LogsDest(filtered_stdout=os.devnull, filtered_stderr=os.devnull)
         for rank, env in envs.items():
             dest.error_files[rank] = os.devnull
             env["TORCHELASTIC_ERROR_FILE"] = ""
-            for std, files in ((OUT, dest.stdouts), (ERR, dest.stderrs)):
+            for std, files in ((Std.OUT, dest.stdouts), (Std.ERR, dest.stderrs)):
                 seen = tees[rank] & std or not redirects[rank] & std
                 files[rank] = INHERITED if seen and self._is_shown(rank) else os.devnull
         return dest

@@ -334,7 +334,7 @@ class PContext(ABC):
     def poll_events(self, now: float) -> list[Event]:
         """Read what happened, continue a stop, and return the new events for the supervision."""
         self._read_all()
-        if self._delayed and (now >= self._delayed_until or len(self._exits) == self._world_size):
+        if self._delayed and now >= self._delayed_until:
             self._report_held_exits()
         if self._stop is not None and not self._stop.ended:
             self._perform(self._stop.handle(now, TICK, self._stop.story.last))
@@ -666,6 +666,8 @@ class PContext(ABC):
             if exited.failed:
                 self._report_held_exits()
             self._pending.append(exited)
+        if len(self._exits) == self._world_size:
+            self._report_held_exits()  # No peer remains that could be the cause.
         if stop is not None:
             self._stop_event(stopping.LeaderExited(rank, died_of))
 

@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections import deque
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.core.values import Value
@@ -32,7 +33,6 @@ from holdfast.processes.logs.specs import reserve_standard_descriptors
 from holdfast.processes.poll import wait_for
 from holdfast.processes.workers.group import custom_handler_factory
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any

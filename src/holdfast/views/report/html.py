@@ -44,6 +44,8 @@ VERDICTS = {
     "succeeded": "Succeeded",
     "failed": "Failed",
     "stopped": "Stopped",
+    "left": "Left",
+    "standby": "Standby",
     "error": "Error",
     "running": "Running",
     "killed": "Killed",

@@ -13,25 +13,26 @@ from __future__ import annotations
 
 import statistics
 import time
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from holdfast.control.history import (
+    GenerationEnd,
+    NodeEnd,
     RunEnd,
     Stage,
     end_of,
     goodput,
-    is_smaller,
     job_end,
     merge,
+    node_end,
+    note_unrecorded,
     ran_until,
     seconds_of,
     spans_of,
 )
 from holdfast.control.step_rates import Samples, StepProgress, progress_of
-from holdfast.core.supervision import StopReason
 from holdfast.numa.affinity import format_ranges
 from holdfast.printable import one_line
 
@@ -65,7 +66,7 @@ class OutcomeEntry(Struct, kw_only=True):
     """How the job ended."""
 
     state: str
-    """`succeeded`, `failed`, `stopped` (by a signal or a request), `error`, `running` or `killed`."""
+    """`succeeded`, `failed`, `stopped` (by signals or a request), `left`, `error`, `standby`, `running` or `killed`."""
     reason: str
     """One line; the first failure of a failed job."""
 
@@ -120,7 +121,7 @@ class GenerationEntry(Struct, kw_only=True):
     why: str
     """Why it was started, if recorded."""
     end: str
-    """`succeeded`, `failed`, `lost`, `regrouped`, `stopped` or `unknown`."""
+    """A `GenerationEnd`."""
     end_reason: str
     detect_s: float | None
     stop_s: float | None
@@ -318,14 +319,21 @@ class _Description:
             for number in numbers
         ]
         self.merged_at = {one.number: one for one in self.merged}
-        for one, following in pairwise([*self.merged, None]):
-            assert one is not None
-            # The lost node may be one without a record.
-            one.history.is_lost |= one.history.nodes > len(one.nodes) and is_smaller(
-                one.history, following.history if following is not None else None
-            )
+        note_unrecorded(
+            [one.history for one in self.merged], [len(one.nodes) for one in self.merged]
+        )
         self.uses_steps = any(one.history.has_steps for one in self.merged)
         self.end_s = max(self._end_of(node) for node in nodes)
+        ends = {
+            id(node): NodeEnd(node.run_end, max(node.generations, default=-1), self._end_of(node))
+            for node in nodes
+        }
+        newest = self.merged[-1].history if self.merged else None
+        self.job_end = job_end([*ends.values()], newest.nodes if newest is not None else 0)
+        self.node_ends = {
+            node: node_end(end, self.job_end, newest.number if newest is not None else -1)
+            for node, end in ends.items()
+        }
         self.spans = spans_of(
             [one.history for one in self.merged], 0.0, self.end_s, by_steps=self.uses_steps
         )
@@ -333,10 +341,7 @@ class _Description:
         self.texts_left = TEXTS_CHARS_MAX
 
     def _end_of(self, node: NodeRun) -> float:
-        end = self.axis.of(node, node.last_at)
-        if node.end is None and node.last_output_wall is not None:
-            end = max(end, self.axis.of_wall(node, node.last_output_wall))
-        return end
+        return self.axis.of(node, node.until)
 
     def report(self) -> Report:
         run = self.axis.first.run
@@ -406,24 +411,19 @@ class _Description:
         )
 
     def _end_of_generation(self, one: _Merged, following: _Merged | None) -> tuple[str, str]:
-        """Return how a generation ended, and why, in words."""
-        end, reason = end_of(one.history, following.history if following is not None else None)
+        """Return how a generation ended, and why, in more words than the history has."""
+        later = following.history if following is not None else None
+        end, reason = end_of(one.history, later, self.job_end)
         causes = [(node, failed) for node, failed in one.failures() if not failed.consequence]
-        if end == "stopped":
-            return end, reason
-        if causes:
+        if end is GenerationEnd.FAILED and causes:
             node, first = causes[0]
-            return "failed", _summary(node.host.name, first)
-        if following is not None:
-            lost = one.lost(following)
-            if end == "lost" and lost and not following.history.why:
-                reason = f"node {lost[0]} was lost"
-            return end, _first_line(reason)
-        if job_end(node.run_end for node in one.nodes) is RunEnd.SUCCEEDED:
-            return "succeeded", one.history.reason or StopReason.SUCCEEDED.value
+            return end, _summary(node.host.name, first)
         final = self._final()
-        if final is not None and one.history.reason:
-            return "failed", _summary(final.first.host, final.first.failure)
+        if end is GenerationEnd.FAILED and following is None and final is not None:
+            return end, _summary(final.first.host, final.first.failure)
+        if end is GenerationEnd.LOST and following is not None and not following.history.why:
+            lost = one.lost(following)
+            reason = f"node {lost[0]} was lost" if lost else reason
         return end, _first_line(reason)
 
     def _node_span(self, one: _Merged, node: NodeRun) -> NodeSpan:
@@ -443,9 +443,8 @@ class _Description:
     # The end of the job.
 
     def _outcome(self) -> OutcomeEntry:
-        ended = job_end(node.run_end for node in self.nodes)
         last = self.generations[-1] if self.generations else None
-        match ended:
+        match self.job_end:
             case RunEnd.FAILED:
                 final = self._final()
                 reason = last.end_reason if last is not None and last.end == "failed" else ""
@@ -453,9 +452,10 @@ class _Description:
                     reason = _summary(final.first.host, final.first.failure)
                 return OutcomeEntry(state="failed", reason=reason or "workers failed")
             case RunEnd.SUCCEEDED:
-                lost = sum(node.end is None for node in self.nodes)
-                more = f"; {lost} {'node was' if lost == 1 else 'nodes were'} lost" if lost else ""
-                return OutcomeEntry(state="succeeded", reason=f"all workers succeeded{more}")
+                ends = [*self.node_ends.values()]
+                left = _of_nodes("; {} left the job", ends.count(RunEnd.LEFT))
+                lost = _of_nodes("; lost {}", ends.count(RunEnd.LOST))
+                return OutcomeEntry(state="succeeded", reason=f"all workers succeeded{left}{lost}")
             case RunEnd.RUNNING:
                 return OutcomeEntry(
                     state="running", reason="the job was running when this report was written"
@@ -465,9 +465,15 @@ class _Description:
                     state="killed",
                     reason="no end is recorded: its agents were killed, or run on other machines",
                 )
-        errors = [node.end.error for node in self.nodes if node.end and node.run_end is ended]
-        state = "stopped" if ended is RunEnd.STOPPED else "error"
-        return OutcomeEntry(state=state, reason=_error_line(errors[0]))
+        one = max(
+            (one for one in self.nodes if self.node_ends[id(one)] is self.job_end), key=self._end_of
+        )
+        reason = _error_line(one.end.error) if one.end is not None else ""
+        if self.job_end is RunEnd.LEFT:
+            reason = (
+                f"{one.run.node or one.host.name} left the job: {reason}; no folder shows its end"
+            )
+        return OutcomeEntry(state=self.job_end, reason=reason)
 
     def _final(self) -> records.FinalReport | None:
         return next((node.final for node in self.nodes if node.final is not None), None)
@@ -547,7 +553,8 @@ class _Description:
     # Nodes and what they run on.
 
     def _node(self, node: NodeRun) -> NodeEntry:
-        reason = "its record has no end" if node.run_end is RunEnd.LOST else ""
+        state = self.node_ends[id(node)]
+        reason = "its record has no end" if state is RunEnd.LOST else ""
         if node.end is not None:
             reason = _error_line(node.end.error)
         last = node.last
@@ -558,7 +565,7 @@ class _Description:
             folder=node.folder,
             began_s=_round(self.axis.of_wall(node, node.run.wall)),
             ended_s=_round(self._end_of(node)),
-            state=node.run_end,
+            state=state,
             reason=reason,
             generations=sorted(node.generations)[-GENERATIONS_SHOWN:],
             ranks=format_ranges(one.global_rank for one in last.started.workers) if last else "",
@@ -635,7 +642,8 @@ class _Description:
     def _progress(self) -> StepProgress | None:
         if not self.uses_steps or self.end_s <= 0:
             return None
-        return progress_of([one.steps(self.end_s) for one in self.merged], self.end_s)
+        ends = [one.ended_s for one in self.generations]
+        return progress_of([*map(_Merged.steps, self.merged, ends)], self.end_s)
 
 
 def _span(one: history.Span) -> SpanEntry:
@@ -668,6 +676,11 @@ def _error_line(error: str) -> str:
     """Return the message of a traceback, without the name of the class."""
     head, colon, rest = _last_line(error).partition(": ")
     return _first_line(rest if colon and " " not in head else head + colon + rest)
+
+
+def _of_nodes(text: str, count: int) -> str:
+    """Return a text with a number of nodes; empty if there are none."""
+    return text.format(f"{count} {'node' if count == 1 else 'nodes'}") if count else ""
 
 
 def _most_common(values: list[str], shown: int = 3) -> list[str]:

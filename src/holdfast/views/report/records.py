@@ -211,6 +211,13 @@ class NodeRun:
         return RunEnd.RUNNING if self.is_alive else self.history.run_end
 
     @property
+    def until(self) -> float:
+        """When the record ends, or the last output, on the monotonic clock."""
+        if self.end is not None or self.last_output_wall is None:
+            return self.last_at
+        return max(self.last_at, self.run.at + self.last_output_wall - self.run.wall)
+
+    @property
     def last(self) -> Details | None:
         """The last generation."""
         return self.details[max(self.details)] if self.details else None
