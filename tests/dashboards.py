@@ -28,7 +28,7 @@ def await_agents(*pids: int) -> str:
     deadline = time.monotonic() + PATIENCE_S
     while True:
         # In a separate process, because a browser's driver may run an event loop in this one.
-        listed = subprocess.check_output([*HOLDFAST, "ps", "--json"], text=True)
+        listed = subprocess.check_output([*HOLDFAST, "ps", "--agents", "--json"], text=True)
         found = [json.loads(line) for line in listed.splitlines()]
         ours = [str(one["job"]) for one in found if one["pid"] in pids]
         if len(ours) == len(pids):

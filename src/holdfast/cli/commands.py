@@ -44,11 +44,11 @@ TABLE = (
         "list the jobs on this machine, or at a coordinator",
         _RUNNING,
         function="list_jobs",
-        flags=("json",),
+        flags=("agents", "json"),
         description="""\
-List the jobs that have an agent of yours on this machine. With --rdzv-endpoint,
-list the jobs of a coordinator; with --rdzv-backend etcd or file, those on etcd or
-in a shared folder. With --ha, list the job of these machines.
+List the running jobs that have an agent of yours on this machine. With
+--rdzv-endpoint, list the jobs of a coordinator; with --rdzv-backend etcd or file,
+those on etcd or in a shared folder. With --ha, list the job of these machines.
 """,
         examples="""\
 examples:

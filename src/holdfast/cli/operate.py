@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -40,6 +41,10 @@ GIVE_UP_S = 60.0
 CLEAR = "\x1b[H\x1b[2J"
 
 FLAGS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "agents": (
+        ["--agents"],
+        {"action": "store_true", "help": "list the agents on this machine instead of jobs"},
+    ),
     "json": (["--json"], {"action": "store_true", "help": "print JSON"}),
     "watch": (
         ["--watch"],
@@ -201,12 +206,20 @@ def print_problem(line: str) -> None:
 
 @command
 async def list_jobs(args: argparse.Namespace) -> None:
-    """Print the jobs that have an agent here, or those at an endpoint."""
+    """Print the running jobs that have an agent here, or those at an endpoint."""
     choice = choice_of(args)
     if choice.names_endpoint:
-        rows = [tables.job_row(one) for one in await _jobs_of(choice)]
+        if args.agents:
+            raise UsageError("--agents lists the agents on this machine; omit the endpoint")
+        rows = [tables.job_row(one) for one in await _jobs_of(choice) if not one.outcome]
     else:
-        rows = [tables.agent_row(one.here) for one in await local_jobs(print_problem)]
+        agents = [one.here for one in await local_jobs(print_problem)]
+        if args.agents:
+            rows = [tables.agent_row(one) for one in agents]
+        else:
+            agents.sort(key=lambda one: one.run_id)
+            jobs = groupby(agents, key=lambda one: one.run_id)
+            rows = [tables.local_job_row([*job]) for _, job in jobs]
     if args.json:
         for row in rows:
             print_json(row)
@@ -214,7 +227,7 @@ async def list_jobs(args: argparse.Namespace) -> None:
         heads = [name.upper() for name in rows[0]]
         print_text(tables.table([heads, *([*row.values()] for row in rows)]))
     elif choice.names_endpoint:
-        print_problem("there are no jobs")
+        print_problem("no job runs there")
     else:
         print_problem("no job of yours runs on this machine")
 
@@ -222,7 +235,7 @@ async def list_jobs(args: argparse.Namespace) -> None:
 async def _jobs_of(choice: JobChoice) -> list[JobSummary]:
     location = location_of(choice)
     if isinstance(location, Directory):
-        return await stored_jobs(location)
+        return await stored_jobs(location, print_problem)
     async with await discovery.open_job(location) as client:
         return await client.jobs()
 

@@ -46,6 +46,7 @@ from holdfast.membership.backend import ports_of
 from holdfast.net.agent_port import ControlCredentials, explicit_token
 from holdfast.net.endpoints import parse_rendezvous_endpoint
 from holdfast.net.token import choose_token
+from holdfast.printable import one_line
 from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.coordinator_handler import DEFAULT_PORT
@@ -113,7 +114,8 @@ async def find_job(
     if choice.names_endpoint:
         location = location_of(choice)
         if isinstance(location, Directory) and not location.run_id:
-            location.run_id = only_one(await _run_ids_of(location), f"at {location.where}")
+            run_ids = await _run_ids_of(location, on_problem)
+            location.run_id = only_one(run_ids, f"at {location.where}")
         return location, []
     found = await local_jobs(on_problem)
     if choice.run_id:
@@ -263,6 +265,8 @@ class Directory:
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
+        self.problems: list[str] = []
+        """Entries that `run_ids` omitted because they are not readable."""
 
     def run_ids(self, *, running: bool = False) -> list[str]:
         """Return all jobs, or with `running` those that have an agent."""
@@ -356,8 +360,18 @@ class FolderDirectory(Directory):
             names = sorted(os.listdir(self._folder))
         except OSError as problem:
             raise HoldfastError(f"{self.where}: {problem.strerror}", exit_code=78) from None
-        found = [job for name in names if (job := self._read(name)) is not None]
-        return [job.run_id for job in found if not running or job.outcome is None]
+        found = []
+        self.problems.clear()
+        for name in names:
+            try:
+                job = self._read(name)
+            except HoldfastError as problem:  # Another user's, or of another version.
+                if len(self.problems) < NAMES_SHOWN:
+                    self.problems.append(problem.message)
+                continue
+            if job is not None and (job.outcome is None or not running):
+                found.append(job.run_id)
+        return found
 
     def contacts(self) -> Contacts:
         job = self._job(self.run_id)
@@ -417,21 +431,29 @@ async def read(call: Callable[[], R]) -> R:
         raise JobUnreachable(problem.message, hint=problem.hint) from None
 
 
-async def _run_ids_of(location: Directory) -> list[str]:
-    return await read(lambda: location.run_ids(running=True) or location.run_ids())
+async def _run_ids_of(location: Directory, on_problem: Callable[[str], None]) -> list[str]:
+    run_ids = await read(lambda: location.run_ids(running=True) or location.run_ids())
+    for problem in location.problems:
+        on_problem(one_line(problem))
+    return run_ids
 
 
-async def stored_jobs(location: Directory) -> list[JobSummary]:
-    """Return the jobs of a directory as they are stored, or the chosen one."""
+async def stored_jobs(
+    location: Directory, on_problem: Callable[[str], None] = _ignore
+) -> list[JobSummary]:
+    """Return the running jobs of a directory as they are stored, or the chosen one."""
 
     def stored() -> list[JobSummary]:
-        names = [location.run_id] if location.run_id else location.run_ids()
+        names = [location.run_id] if location.run_id else location.run_ids(running=True)
         return [one for one in map(location.summary, names) if one is not None]
 
     try:
-        return [printable_summary(one) for one in await read(stored)]
+        found = [printable_summary(one) for one in await read(stored)]
     finally:
         location.close()
+    for problem in location.problems:
+        on_problem(one_line(problem))
+    return found
 
 
 Location = Endpoint | LocalJob | Directory

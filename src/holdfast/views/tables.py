@@ -58,8 +58,23 @@ def job_row(job: JobSummary) -> dict[str, Any]:
     }
 
 
+def local_job_row(agents: Sequence[Here]) -> dict[str, Any]:
+    """Return the row of `ps` for a job that has agents on this machine."""
+    first = max(agents, key=lambda one: (one.generation, one.workers))  # The others may stand by.
+    return {
+        "job": first.run_id,
+        "state": first.state,
+        "generation": first.generation,
+        "agents": len(agents),
+        "workers": sum(one.workers for one in agents),
+        "at": first.endpoint or "this host",
+        "program": first.program,
+        "age": duration(max(one.elapsed_s for one in agents)),
+    }
+
+
 def agent_row(agent: Here) -> dict[str, Any]:
-    """Return the row of `ps` for an agent on this machine."""
+    """Return the row of `ps --agents` for an agent on this machine."""
     return {
         "job": agent.run_id,
         "state": agent.state,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,9 +14,17 @@ from holdfast.cli.commands import COMMANDS
 from holdfast.cli.completion_command import SHELLS, flags_of_commands, script_for
 from holdfast.control.job_logs import parse_ranks
 from holdfast.control.stack_groups import grouped, place_of
+from holdfast.core.phases import JobOutcome
+from holdfast.core.rounds import Job, JobPhase
+from holdfast.core.shared_state import encode
 from holdfast.errors import UsageError
+from holdfast.rendezvous.file_backend import STATE_NAME, FileRendezvousBackend
+from holdfast.store.file_store import SharedFolder, file_name
 from holdfast.views import tables
 from holdfast.wire.messages import LogLines
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -68,6 +78,26 @@ def test_ps_without_jobs_says_so_unless_a_program_reads_it(
         operate.list_jobs(operate.build_parser("ps").parse_args(flags))
     notice = "holdfast: no job of yours runs on this machine\n" if said else ""
     assert capsys.readouterr() == ("", notice)
+
+
+def test_ps_omits_ended_jobs_and_folders_of_other_users(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = {"runs": None, "ended": JobOutcome.SUCCEEDED, "foreign": None}
+    for run_id, outcome in jobs.items():
+        folder = SharedFolder(str(tmp_path / file_name(run_id)))
+        path = os.path.join(folder.path, STATE_NAME)
+        backend = FileRendezvousBackend(path, folder=folder)
+        phase = JobPhase.CLOSED if outcome else JobPhase.FORMING
+        assert backend.set_state(encode(Job(run_id=run_id, phase=phase, outcome=outcome)))
+    (tmp_path / file_name("foreign")).chmod(0o777)  # Other users can write to it.
+    flags = ["--rdzv-backend", "file", "--rdzv-endpoint", str(tmp_path)]
+    operate.list_jobs(operate.build_parser("ps").parse_args(flags))
+    printed = capsys.readouterr()
+    [_, row] = printed.out.splitlines()
+    assert row.split()[0] == "runs"
+    [problem] = printed.err.splitlines()
+    assert file_name("foreign") in problem
 
 
 PY_SPY = """Process 7: python train.py
