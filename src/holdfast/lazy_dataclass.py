@@ -73,15 +73,15 @@ class _AsDataclass:
 
     def __get__(self, _instance: object, owner: type) -> Any:
         if self._name != "__signature__":
-            return getattr(_twin(self._home, self._fields), self._name)
+            return getattr(_real_dataclass(self._home, self._fields), self._name)
         if owner.__init__ is not self._home.__init__:  # type: ignore[misc]
             raise AttributeError(self._name)  # A subclass has its own constructor.
         import inspect
 
-        return inspect.signature(_twin(self._home, self._fields))
+        return inspect.signature(_real_dataclass(self._home, self._fields))
 
 
-def _twin(home: Any, fields: dict[str, _Field]) -> Any:
+def _real_dataclass(home: Any, fields: dict[str, _Field]) -> Any:
     """Return the real data class with the same fields; always the same one."""
     if "__dataclass_twin__" not in home.__dict__:
         import dataclasses
@@ -131,7 +131,7 @@ def _add_methods(cls: type, fields: dict[str, _Field]) -> None:
         values = dict(zip(by_position, args, strict=False)) | kwargs
         is_complete = needed <= values.keys() <= given.keys()
         if not is_complete or len(values) != len(args) + len(kwargs):
-            _twin(cls, fields)(*args, **kwargs)  # It raises the proper error.
+            _real_dataclass(cls, fields)(*args, **kwargs)  # It raises the proper error.
         for name, one in fields.items():
             if name in values:
                 setattr(self, name, values[name])

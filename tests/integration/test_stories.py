@@ -38,6 +38,6 @@ def test_story_leads_from_a_killed_worker_to_the_restart_on_all_nodes(
     restarts = [at for at in caused if "StartWorkers(generation=1" in lines[at].effects]
     assert {lines[at].node for at in restarts} == set(names)
     [other] = [at for at in restarts if lines[at].node == "c"]
-    path = sorted(listing.leading_to(other), key=order.index)
+    path = sorted(listing.causes_of(other), key=order.index)
     assert (path[0], path[-1]) == (died, other)
     assert {lines[at].node for at in path} > {"b", "c"}  # And the coordinator or leader.

@@ -102,7 +102,7 @@ def test_torchs_options_are_accepted(
 def test_virtual_local_ranks_show_the_same_device(
     visible: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.numa.visible_devices import one_device_each
+    from holdfast.numa.visible_devices import device_variables
 
     agent: Any = importlib.import_module(
         "torch.distributed.elastic.agent.server.local_elastic_agent"
@@ -114,4 +114,4 @@ def test_virtual_local_ranks_show_the_same_device(
         env: dict[str, str] = {}
         spec = SimpleNamespace(virtual_local_rank=True)
         agent.LocalElasticAgent._set_local_rank_env(None, env, rank, spec)
-        assert env == {"LOCAL_RANK": "0", **one_device_each(os.environ, rank)}
+        assert env == {"LOCAL_RANK": "0", **device_variables(os.environ, rank)}

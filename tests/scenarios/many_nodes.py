@@ -296,8 +296,8 @@ class RoundsPlayer:
 
 def stops(node: FakeNode) -> bool:
     """Whether a node is in the job and must report that it has no workers."""
-    is_in = node.role in (NodeRole.MEMBER, NodeRole.WAITING, NodeRole.STANDBY)
-    return is_in and not node.has_workers
+    is_included = node.role in (NodeRole.MEMBER, NodeRole.WAITING, NodeRole.STANDBY)
+    return is_included and not node.has_workers
 
 
 def described(view: View) -> str:

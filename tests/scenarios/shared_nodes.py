@@ -23,7 +23,7 @@ from transcripts import Clock
 
 from fake_node import RUN
 from holdfast.core.job_settings import JobSettings
-from holdfast.core.machine import TICK, brief
+from holdfast.core.machine import TICK, short_text
 from holdfast.core.phases import NodePhase
 from holdfast.core.protocol import Failure, NodeInfo
 from holdfast.core.session import DeliverView, GiveUp, Rejoined, StatusChanged
@@ -130,12 +130,12 @@ class SharedStatePlayer:
                 return "read"
             case WriteState():
                 self.pending[name] = effect
-                return f"write {', '.join(map(brief, effect.changes)) or 'a heartbeat'}"
+                return f"write {', '.join(map(short_text, effect.changes)) or 'a heartbeat'}"
             case DeliverView(view):
                 return f"deliver {view}"
             case GiveUp(away_s, why):
                 return f"give up after {away_s:g} s: {why}"
-        return brief(effect)
+        return short_text(effect)
 
     def _node(self, name: str) -> str:
         session = self.nodes[name]

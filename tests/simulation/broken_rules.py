@@ -149,7 +149,7 @@ class LostNodeKeepsRank(Rounds):
 class AnyNodeTakesOverId(Rounds):
     """A node with the id of a connected node replaces it, even if the connected node is alive."""
 
-    def _contend(self, status: Status, known: Node) -> list[View]:
+    def _add_contender(self, status: Status, known: Node) -> list[View]:
         broken = self._remove(known, "another node joined", superseded=True)
         return self._join(status, "another node joined" if broken else "")
 
@@ -157,10 +157,10 @@ class AnyNodeTakesOverId(Rounds):
 class GenerationReused(Rounds):
     """A regroup reuses the generation of the previous round."""
 
-    def _form(self, why: str) -> list[View]:
+    def _form_round(self, why: str) -> list[View]:
         if self.job.round >= 0:
             self.job.generation -= 1
-        return super()._form(why)
+        return super()._form_round(why)
 
 
 class FencesRestart(Rounds):
@@ -190,10 +190,10 @@ class ReturnsToReplacedCoordinator(Session):
 class RoundNumberReused(Rounds):
     """The members of a round change, but its number does not."""
 
-    def _form(self, why: str) -> list[View]:
+    def _form_round(self, why: str) -> list[View]:
         if self.job.round > 0:
             self.job.round -= 1
-        return super()._form(why)
+        return super()._form_round(why)
 
 
 class FencedRejoins(Rounds):
@@ -256,8 +256,8 @@ class StartsBeforeStopping(CoordinatedSupervision):
 class JoinersNeverAdmitted(Rounds):
     """Nodes that join a running round wait forever."""
 
-    def _review(self, newcomer: Node) -> list[View]:
-        views = super()._review(newcomer)
+    def _form_or_wait(self, newcomer: Node) -> list[View]:
+        views = super()._form_or_wait(newcomer)
         if self.job.phase is JobPhase.ACTIVE:
             self.job.waiting = False
         return views

@@ -96,8 +96,10 @@ def check_state(world: World) -> None:
         assert world.settings.min_nodes <= len(job.members) <= world.settings.max_nodes
         for info in job.members:
             known_node = job.nodes.get(info.node)
-            is_in = known_node is not None and known_node.info.incarnation == info.incarnation
-            assert is_in or info.node in job.succeeded, f"the round continues without {info.node}"
+            is_known = known_node is not None and known_node.info.incarnation == info.incarnation
+            assert is_known or info.node in job.succeeded, (
+                f"the round continues without {info.node}"
+            )
         for node in known:
             claims = node is not None and (node.round_term, node.round)
             if node is not None and claims == (job.round_term, job.round):

@@ -96,7 +96,7 @@ class CoordinatedJob:
             max_restarts=spec.max_restarts,
         )
         self.workers_deadline = WorkersDeadline(membership.presence_fd)
-        membership.guard(self.workers_deadline.renew)
+        membership.watch_stop_deadline(self.workers_deadline.renew)
         self._first_view = membership.view  # None, unless this agent runs again.
 
     # Events.

@@ -54,7 +54,7 @@ from holdfast.processes.signals import (
     SIGNALS_ENV,
     SignalException,
     SignalWatch,
-    in_words,
+    describe_signal,
     parse_signals,
     signal_name,
 )
@@ -329,7 +329,7 @@ class AgentLoop:
         result = self.workers.result
         if finish.outcome is Outcome.SIGNALLED:
             one = finish.signum
-            raise SignalException(f"agent {os.getpid()} received {in_words(one)}", one)
+            raise SignalException(f"agent {os.getpid()} received {describe_signal(one)}", one)
         if finish.outcome is Outcome.STOPPED:
             raise JobStopped(f"the job was stopped: {self.machine.request_text}")
         problem = self.job.error(finish.outcome)

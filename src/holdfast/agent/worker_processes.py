@@ -389,7 +389,7 @@ def worker_environment(
         env["OMP_NUM_THREADS"] = inherited["OMP_NUM_THREADS"]
     if spec.virtual_local_rank:
         env["LOCAL_RANK"] = "0"
-        env.update(visible_devices.one_device_each(inherited, worker.local_rank))
+        env.update(visible_devices.device_variables(inherited, worker.local_rank))
     return env
 
 

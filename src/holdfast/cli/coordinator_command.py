@@ -32,7 +32,7 @@ from holdfast.net import addresses, async_addresses
 from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
 from holdfast.net.listening import is_local, raise_descriptor_limit, try_bind
 from holdfast.printable import one_line
-from holdfast.processes.signals import SignalException, in_words
+from holdfast.processes.signals import SignalException, describe_signal
 from holdfast.rendezvous.coordinator_handler import DEFAULT_PORT
 from holdfast.rendezvous.ha_handler import cluster_list_of
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters, parse, parse_text
@@ -356,7 +356,7 @@ def _serve(
 
     stopped_by = asyncio.run(serve())
     if stopped_by is not None:
-        raise SignalException(f"stopped by {in_words(stopped_by)}", stopped_by)
+        raise SignalException(f"stopped by {describe_signal(stopped_by)}", stopped_by)
     _print_line("all jobs that were taken over have ended")
 
 
@@ -399,7 +399,7 @@ def _run_member(args: argparse.Namespace) -> None:
             _print_line(f"job {run_id!r}: the run has ended; ready for the next one")
 
     signum = asyncio.run(serve())
-    raise SignalException(f"stopped by {in_words(signum)}", signum)
+    raise SignalException(f"stopped by {describe_signal(signum)}", signum)
 
 
 async def warn_if_not_local(host: str, port: int) -> None:

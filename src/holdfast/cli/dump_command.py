@@ -175,10 +175,10 @@ def _dump_all_nodes(args: argparse.Namespace) -> None:
         raise JobNotFound(why)
     groups = grouped(stacks)
     try:
-        summary = "; ".join(f"{group.who}: {group.place}" for group in groups)
+        summary = "; ".join(f"{group.ranks_text}: {group.frame}" for group in groups)
         print_text(visible(f"{summary}\n"))
         for group in groups:
-            print_text(visible(f"\n== {group.who}: {group.place}\n{_body(group.text)}\n"))
+            print_text(visible(f"\n== {group.ranks_text}: {group.frame}\n{_body(group.text)}\n"))
     except BrokenPipeError:
         pass  # The reader of standard output has exited.
     for problem in problems:

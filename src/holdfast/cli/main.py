@@ -297,9 +297,9 @@ def _exit_code(
     except UsageError as error:
         return _report(error, name)
     except Stopped as end:
-        from holdfast.processes.signals import in_words
+        from holdfast.processes.signals import describe_signal
 
-        _write(sys.stderr, f"holdfast {name}: stopped by {in_words(end.signum)}\n")
+        _write(sys.stderr, f"holdfast {name}: stopped by {describe_signal(end.signum)}\n")
         code = 128 + end.signum
     except KeyboardInterrupt:
         _write(sys.stderr, f"holdfast {name}: interrupted\n")
@@ -320,13 +320,13 @@ def _report(error: Exception, name: str) -> int:
     if shortage is not None:
         return _report(shortage, name)
     from holdfast.processes.failures.failure import ChildFailedError, exit_status
-    from holdfast.processes.signals import SignalException, in_words
+    from holdfast.processes.signals import SignalException, describe_signal
 
     if isinstance(error, ChildFailedError):
         _write(sys.stderr, f"{error}\n")
         return exit_status(error)
     if isinstance(error, SignalException):
-        _write(sys.stderr, f"holdfast {name}: stopped by {in_words(error.sigval)}\n")
+        _write(sys.stderr, f"holdfast {name}: stopped by {describe_signal(error.sigval)}\n")
         return 128 + error.sigval
     import traceback
 

@@ -58,13 +58,13 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Report an error that argparse found."""
-        self.fail(self._in_our_words(message))
+        self.fail(self._reworded(message))
 
     def fail(self, text: str) -> NoReturn:
         """End the process with one line and exit code 2."""
         self.exit(2, f"{self.prog}: error: {text}\n")
 
-    def _in_our_words(self, message: str) -> str:
+    def _reworded(self, message: str) -> str:
         for start, describe in (
             ("argument ", self._describe_value),
             ("unrecognized arguments: ", self._describe_unknown),
@@ -159,13 +159,13 @@ class ScriptParser(CommandParser):
         except (InvalidFlag, UsageError) as refused:
             self.fail(str(refused))
 
-    def _in_our_words(self, message: str) -> str:
+    def _reworded(self, message: str) -> str:
         if "training_script" in message:
             name, values = self._last
             taken = values[-1] if values and values[-1].endswith(".py") else ""
             hint = f": {taken} was parsed as the value of {name.replace('_', '-')}" if taken else ""
             return f"no script given{hint}; usage: {self.usage}"
-        return super()._in_our_words(message)
+        return super()._reworded(message)
 
     def _suggestion(self, word: str) -> str:
         found = super()._suggestion(word)

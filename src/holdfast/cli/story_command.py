@@ -133,7 +133,7 @@ class Listing:
                 found.add(at)
         return found
 
-    def leading_to(self, last: int) -> set[int]:
+    def causes_of(self, last: int) -> set[int]:
         """Return the indices of a step and of all steps that led to it."""
         found: set[int] = set()
         at: int | None = last
@@ -190,7 +190,7 @@ def execute(args: argparse.Namespace) -> None:
     if args.first:
         shown = listing.caused_by(listing.index_of(args.first, "--from"))
     elif args.last:
-        shown = listing.leading_to(listing.index_of(args.last, "--why"))
+        shown = listing.causes_of(listing.index_of(args.last, "--why"))
     described: set[str] = set()
     for at in listing.in_order():
         if at in shown:

@@ -266,7 +266,7 @@ class ControlPoint:
     # Called by any thread.
 
     @property
-    def kept(self) -> list[tuple[float, LifecycleEvent]]:
+    def recent_events(self) -> list[tuple[float, LifecycleEvent]]:
         """The newest events, each with its wall-clock time."""
         return [*self._events]
 

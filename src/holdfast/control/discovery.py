@@ -115,7 +115,7 @@ async def find_job(
         location = location_of(choice)
         if isinstance(location, Directory) and not location.run_id:
             run_ids = await _run_ids_of(location, on_problem)
-            location.run_id = only_one(run_ids, f"at {location.where}")
+            location.run_id = single_job(run_ids, f"at {location.where}")
         return location, []
     found = await local_jobs(on_problem)
     if choice.run_id:
@@ -126,11 +126,11 @@ async def find_job(
             )
     if not found:
         raise JobNotFound("no job of yours runs on this machine", hint=ELSEWHERE)
-    only_one(sorted({one.here.run_id for one in found}), "on this machine")
+    single_job(sorted({one.here.run_id for one in found}), "on this machine")
     return found[0], found
 
 
-def only_one(names: list[str], where: str) -> str:
+def single_job(names: list[str], where: str) -> str:
     """Return the only job; raise if there is none, or more than one."""
     if not names:
         raise JobNotFound(f"no job {where}")
@@ -468,7 +468,7 @@ async def connect(choice: JobChoice, on_problem: Callable[[str], None] = _ignore
     client = await open_job(location, local_agents)
     if not client.run_id:
         try:
-            client.run_id = only_one(
+            client.run_id = single_job(
                 [one.run_id for one in await client.jobs()], f"at {choice.endpoint}"
             )
         except BaseException:

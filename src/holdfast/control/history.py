@@ -262,7 +262,7 @@ class Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return last if good - last > stall_limit_s(self.step_s) else good
 
     @property
-    def trouble_at(self) -> float | None:
+    def problem_at(self) -> float | None:
         """When the problem that ended this generation began.
 
         None if the generation still runs, or if only another node knows.
@@ -280,7 +280,7 @@ class Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return {
             stage: max(0.0, to - since)
             for stage, since, to in (
-                (Stage.DETECT, self.trouble_at, self.stopping_at),
+                (Stage.DETECT, self.problem_at, self.stopping_at),
                 (Stage.STOP, self.stopping_at, self.stopped_at),
                 (Stage.REGROUP, self.left_at, ready if self.met_at is not None else None),
                 (Stage.START, ready, self.started_at),
@@ -315,7 +315,7 @@ def restart_stages(ended: Generation | None, started: Generation) -> dict[Stage,
 
 def outage_s(ended: Generation, started: Generation) -> float:
     """Return the time from the problem that ended a generation until all workers had restarted."""
-    began = ended.stopping_at if ended.trouble_at is None else ended.trouble_at
+    began = ended.stopping_at if ended.problem_at is None else ended.problem_at
     return (started.started_at or 0.0) - (began or 0.0)
 
 
@@ -369,7 +369,7 @@ def over_at(one: Generation, following: Generation | None) -> float | None:
     return over
 
 
-def ran_until(
+def workers_ended_at(
     part: Generation, following: Generation | None, merged: Generation | None, end: float
 ) -> float:
     """Return when the workers of one node's generation had exited.

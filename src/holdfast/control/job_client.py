@@ -256,7 +256,7 @@ class JobClient:
             return
         merged = MergedEvents(self.agents)
         try:
-            for event in await merged.kept():
+            for event in await merged.recent_events():
                 yield event
             while follow:
                 yield await merged.next()
@@ -631,7 +631,7 @@ class Agents:
     async def nodes(self) -> list[str]:
         """Return the nodes of all known agents, starting with the node of `own`."""
         try:
-            await self._look_again()
+            await self._refresh_contacts()
         except ControlProblem as problem:
             if self.own.problem:
                 raise
@@ -665,7 +665,7 @@ class Agents:
 
     async def _contact_of(self, node: str) -> messages.Contact:
         if node not in self._contacts:
-            await self._look_again()
+            await self._refresh_contacts()
         contact = self._contacts.get(node)
         if contact is None:
             raise JobNotFound("the node is not in the job")
@@ -673,7 +673,7 @@ class Agents:
             raise JobUnreachable("its agent is reachable only from its own host (control=off)")
         return contact
 
-    async def _look_again(self) -> None:
+    async def _refresh_contacts(self) -> None:
         """Look up the contacts of the agents, unless the last lookup is recent."""
         async with self._looking:
             now = asyncio.get_running_loop().time()
@@ -776,7 +776,7 @@ class MergedEvents:
         for task in (*self._listening.values(), *([self._watching] if self._watching else ())):
             task.cancel()
 
-    async def kept(self) -> list[EventRecord]:
+    async def recent_events(self) -> list[EventRecord]:
         """Return the recent events of the agents that respond in time."""
         asked = [asyncio.ensure_future(self._kept_of(node)) for node in await self._agents.nodes()]
         done, late = await asyncio.wait(asked, timeout=RECENT_S)

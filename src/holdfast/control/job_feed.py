@@ -94,7 +94,7 @@ class Feed:
             self.job.connected()
             self.job.add_summary(now(), summary)
             self._changed()
-            self._look_for_history(now())
+            self._request_histories(now())
             pause_s = max(EVERY_S, EVERY_S_PER_NODE * len(summary.nodes))
             try:
                 async with asyncio.timeout(pause_s):
@@ -106,7 +106,7 @@ class Feed:
             # Lost nodes, and nodes that are unreachable from here, may never report.
             summary = await client.status(watch=True, wait_s=0.0)
 
-    def _look_for_history(self, now: float) -> None:
+    def _request_histories(self, now: float) -> None:
         """Request histories if they may have changed."""
         job = self.job
         states = [(one.node, one.state, one.step_min >= 0) for one in job.history_sources]

@@ -172,7 +172,7 @@ class _Following:
             return [client.node]
         names = [one.node for one in job.nodes if is_chosen(one, node, ranks)]
         if not names and not self._readers:
-            raise JobNotFound(_none_chosen(job, node, ranks))
+            raise JobNotFound(_no_matching_worker(job, node, ranks))
         return names
 
 
@@ -185,7 +185,7 @@ def is_chosen(node: NodeSummary, name: str, ranks: list[int]) -> bool:
     return not ranks or any(node.first_rank <= rank < node.first_rank + node.size for rank in ranks)
 
 
-def _none_chosen(job: JobSummary, node: str, ranks: list[int]) -> str:
+def _no_matching_worker(job: JobSummary, node: str, ranks: list[int]) -> str:
     present = {one.node: range(one.first_rank, one.first_rank + one.size) for one in job.nodes}
     present = {name: own for name, own in present.items() if own.start >= 0}
     if not present:

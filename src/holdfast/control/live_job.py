@@ -279,7 +279,7 @@ class LiveJob:
             [row for one in self.nodes if one.generation == job.generation for row in one.ranks]
         )
         for node in self.nodes:
-            _sum_up(node)
+            _update_totals(node)
         self._describe(job)
         self._note_generation(now, job)
 
@@ -524,7 +524,7 @@ class LiveJob:
         )
 
 
-def _sum_up(node: NodeRow) -> None:
+def _update_totals(node: NodeRow) -> None:
     """Set the totals of a node's ranks."""
     rows = node.ranks
     steps = [row.step for row in rows if row.step >= 0]

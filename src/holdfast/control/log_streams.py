@@ -117,18 +117,18 @@ class LogStream:
                     continue  # Reading it reports the error.
                 if self.follows:
                     self._observe(one, path)
-            self._soon()
+            self._schedule_turn()
         return len(self._files)
 
     def begin(self, send: Callable[[LogLines], None], end: Callable[[str], None]) -> None:
         if not self._is_closed:
             self._send, self._end = send, end
-            self._soon()
+            self._schedule_turn()
 
     def add_credit(self, size: int) -> None:
         """Send up to `size` more bytes."""
         self._credit += size
-        self._soon()
+        self._schedule_turn()
 
     def close(self) -> None:
         self._is_closed = True
@@ -163,7 +163,7 @@ class LogStream:
         for one in unwatched:
             one.is_ready = True
         self._polling = self._loop.call_later(POLL_S, self._poll) if unwatched else None
-        self._soon()
+        self._schedule_turn()
 
     def _changed(self) -> None:
         if self._inotify is None:
@@ -171,9 +171,9 @@ class LogStream:
         changed = self._inotify.changed()
         for one in self._files:
             one.is_ready = one.is_ready or one.watch in changed or -1 in changed
-        self._soon()
+        self._schedule_turn()
 
-    def _soon(self) -> None:
+    def _schedule_turn(self) -> None:
         if self._turn is None and self._send is not None:
             self._turn = self._loop.call_soon(self._take_turn)
 
@@ -197,16 +197,16 @@ class LogStream:
                         self._forget(one)
                     break
                 budget -= len(data)
-                self._give(one, data)
+                self._send_lines(one, data)
         if self._send is None:
             return
         if any(one.is_ready for one in self._files):
             if self._credit > 0:
-                self._soon()
+                self._schedule_turn()
         elif not self.follows and self._end is not None:
             self._end("")
 
-    def _give(self, one: LogFile, data: bytes) -> None:
+    def _send_lines(self, one: LogFile, data: bytes) -> None:
         if self._grep:
             lines = data.splitlines(keepends=True)
             data = b"".join(line for line in lines if self._grep in line)

@@ -604,7 +604,7 @@ class NodeServer:
             why = f"{STREAMS_MAX} streams are open already"
             self._refuse(client, query, RequestRefusal.TOO_MANY, why)
             return
-        records = [record_of(self._node, one) for one in self._point.kept]
+        records = [record_of(self._node, one) for one in self._point.recent_events]
         records.sort(key=lambda one: one.wall)
         size = messages.EVENTS_AT_ONCE
         for at in range(0, len(records), size):

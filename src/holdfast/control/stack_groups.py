@@ -8,19 +8,19 @@ import re
 from holdfast.numa.affinity import format_ranges
 from holdfast.printable import one_line
 
-PLACE_CHARS_MAX = 200
+FRAME_CHARS_MAX = 200
 
 
 class StackGroup:
-    """Workers at the same place; `text` has the stacks of the first one."""
+    """Workers whose main threads are in the same frame; `text` has the stacks of the first one."""
 
-    def __init__(self, place: str) -> None:
-        self.place = place
+    def __init__(self, frame: str) -> None:
+        self.frame = frame
         self.ranks: list[int] = []
         self.text = ""
 
     @property
-    def who(self) -> str:
+    def ranks_text(self) -> str:
         """The ranks in short: `rank 7`, or `31 ranks (0-6, 8-31)`."""
         if len(self.ranks) == 1:
             return f"rank {self.ranks[0]}"
@@ -32,14 +32,14 @@ def grouped(stacks: list[tuple[int, str]]) -> list[StackGroup]:
     """Return the groups, the largest first."""
     groups: dict[str, StackGroup] = {}
     for rank, text in sorted(stacks):
-        place = place_of(text)
-        group = groups.setdefault(place, StackGroup(place))
+        frame = innermost_frame(text)
+        group = groups.setdefault(frame, StackGroup(frame))
         group.ranks.append(rank)
         group.text = group.text or text
     return sorted(groups.values(), key=lambda group: (-len(group.ranks), group.ranks))
 
 
-def place_of(text: str) -> str:
+def innermost_frame(text: str) -> str:
     """Return the innermost frame of the main thread: `all_reduce, train.py:88`.
 
     py-spy writes `all_reduce (lib/train.py:88)`, Python itself `File "lib/train.py", line 88 in
@@ -53,6 +53,6 @@ def place_of(text: str) -> str:
         found = re.search(r'File "(.+)", line (\d+) in (.+)', main)
         if not found:
             first = text.strip().partition("\n")[0]
-            return one_line(first, PLACE_CHARS_MAX) or "unknown"
+            return one_line(first, FRAME_CHARS_MAX) or "unknown"
         path, line, function = found.groups()
     return f"{function}, {os.path.basename(path)}:{line}"

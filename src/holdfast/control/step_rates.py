@@ -99,7 +99,7 @@ def progress_of(generations: Sequence[Samples], end_s: float) -> StepProgress:
         if at and 0 < 2 * len(column) < len(ranks):
             # If few ranks run, compare them with the previous median.
             usual[at] = usual[at - 1] or usual[at]
-    heat, heat_ranks = _heat(ranks, series, usual)
+    heat, heat_ranks = _relative_rates(ranks, series, usual)
     return StepProgress(
         times_s=[_round(width * (at + 1)) for at in range(INTERVALS)],
         ranks=[series[rank] for rank in shown],
@@ -128,14 +128,14 @@ def _series(rank: int, generations: Sequence[Samples], width: float, end_s: floa
         for (from_s, low), (to_s, high) in pairwise(found):
             if to_s > from_s:
                 rate = max(0, high - low) / (to_s - from_s)
-                _spread(made, ran, from_s, to_s, rate, width)
+                _add_to_intervals(made, ran, from_s, to_s, rate, width)
         first, last = int(found[0][0] / width), min(INTERVALS - 1, int(found[-1][0] / width))
         for at in range(first + 1, last + 1):
             if steps[at] is None:
                 steps[at] = steps[at - 1]
         over = one.ended.get(rank, end_s)
         if over - found[-1][0] > max(stall_limit_s(one.step_s), width):
-            _spread(made, ran, found[-1][0], over, 0.0, width)
+            _add_to_intervals(made, ran, found[-1][0], over, 0.0, width)
             for at in range(last + 1, min(INTERVALS, int(over / width) + 1)):
                 steps[at] = steps[at - 1]
     rates = [
@@ -145,7 +145,7 @@ def _series(rank: int, generations: Sequence[Samples], width: float, end_s: floa
     return RankSeries(rank=rank, steps=steps, rates=rates)
 
 
-def _spread(
+def _add_to_intervals(
     made: list[float], ran: list[float], from_s: float, to_s: float, rate: float, width: float
 ) -> None:
     """Add steps of one rate, and their time, to the intervals that they cover."""
@@ -179,7 +179,7 @@ def _summaries(generations: Sequence[Samples]) -> list[RankSummary]:
     return summaries
 
 
-def _heat(
+def _relative_rates(
     ranks: list[int], series: dict[int, RankSeries], median: list[float | None]
 ) -> tuple[list[list[float | None]], list[str]]:
     """Return rates relative to the median, a row for each group of ranks."""

@@ -124,7 +124,7 @@ class CoordinatorConnector:
         loop = asyncio.get_running_loop()
         connection = ClientConnection(self)
         is_ready = False
-        suspecting = loop.call_later(MUTE_S, self._suspect, connection)
+        suspecting = loop.call_later(MUTE_S, self._note_suspicion, connection)
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 await loop.create_connection(
@@ -155,7 +155,7 @@ class CoordinatorConnector:
                 connected.close()
         return connection
 
-    def _suspect(self, connection: ClientConnection) -> None:
+    def _note_suspicion(self, connection: ClientConnection) -> None:
         if connection.is_mute:
             self.suspicion = MUTE
 

@@ -451,12 +451,12 @@ class UnreadReplies:
 
     def note(self, peer: ServerConnection) -> list[ServerConnection]:
         """Check a connection that was sent a reply; return the other connections to close."""
-        self._measure(peer)
+        self._update_unread(peer)
         if self._total <= self._bytes_max:
             return []
         for one in [*self._unread]:  # Peers may have read much since, or some data is not sent yet.
             one.flush()
-            self._measure(one)
+            self._update_unread(one)
         if self._total <= self._bytes_max:
             return []
         to_close: list[ServerConnection] = []
@@ -471,7 +471,7 @@ class UnreadReplies:
     def forget(self, peer: ServerConnection) -> None:
         self._total -= self._unread.pop(peer, 0)
 
-    def _measure(self, peer: ServerConnection) -> None:
+    def _update_unread(self, peer: ServerConnection) -> None:
         self.forget(peer)
         unread = 0 if peer.closed else peer.unread_replies_bytes
         if unread:
@@ -655,7 +655,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._open:
-            self._end(self._loss(exc))
+            self._end(self._connect_failure(exc))
         if not self.ended.done():
             self.ended.set_result(None)
 
@@ -666,7 +666,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         elif self.on_message is not None:
             self.on_message(message)
 
-    def _loss(self, exc: Exception | None) -> ConnectFailed:
+    def _connect_failure(self, exc: Exception | None) -> ConnectFailed:
         if self._framing.is_ready:
             why = f"the connection broke: {error_text(exc)}" if exc else "it was closed"
             return ConnectFailed(why)

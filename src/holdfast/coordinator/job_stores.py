@@ -118,7 +118,7 @@ class JobStores:
         for number in tuple(self._waits_of.get(caller, ())):
             self._cancel(self._waits[number])
 
-    def keep_only(self, run_ids: Container[str]) -> Answers:
+    def drop_others(self, run_ids: Container[str]) -> Answers:
         """Drop the stores of all other jobs; return the results of calls that still wait there."""
         answers: Answers = []
         for run_id in [run_id for run_id in self._jobs if run_id not in run_ids]:

@@ -187,7 +187,7 @@ class Operators:
         if attach.run_id != peer.run_id or peer.read_only:
             raise BadMessage(f"an attach of {quoted(attach.node)} on the connection of another job")
         rounds = self._host.machine.jobs.get(attach.run_id)
-        if rounds is None or not rounds.is_in(attach.node, attach.incarnation):
+        if rounds is None or not rounds.knows_incarnation(attach.node, attach.incarnation):
             peer.close(encode_frame(Goodbye(why="the node is not in the job")))
             return
         older = self._attached.get(job_node)
@@ -390,7 +390,7 @@ class Operators:
             why = f"the coordinator has {len(self._subscribers)} subscribers, {own} of them here"
             self._refuse(peer, query.id, RequestRefusal.TOO_MANY, why)
             return
-        for body in _portions([*self._kept.get(run_id, ())]):
+        for body in _reply_bodies([*self._kept.get(run_id, ())]):
             self._post(peer, Reply(id=query.id, body=body, last=False))
         if not follow:
             self._post(peer, Reply(id=query.id))
@@ -405,7 +405,7 @@ class Operators:
             self._gathering = None
         fresh, self._fresh = self._fresh, {}
         for run_id, events in fresh.items():
-            bodies = _portions(events)
+            bodies = _reply_bodies(events)
             for (peer, number), job in [*self._subscribers.items()]:
                 if job != run_id:
                     continue
@@ -531,7 +531,7 @@ def status_frame(
         return status_frame(machine, query_id, run_id, reports, brief=True)
 
 
-def _portions(events: list[EventRecord]) -> list[bytes]:
+def _reply_bodies(events: list[EventRecord]) -> list[bytes]:
     """Return events as the bodies of replies, ordered by their nodes' time of day."""
     events = sorted(events, key=lambda one: one.wall)
     size = messages.EVENTS_AT_ONCE

@@ -359,7 +359,7 @@ class CoordinatorServer:
         key = peer.key
         if rounds is None or key is None:
             return False
-        return rounds.is_in(*key[1:])
+        return rounds.knows_incarnation(*key[1:])
 
     # Calls and queries.
 
@@ -444,7 +444,7 @@ class CoordinatorServer:
         self._acceptor.sweep(now)
         self._send(self.machine.handle(now, TICK))
         self._answer_store_calls(self._stores.tick(now))
-        self._answer_store_calls(self._stores.keep_only(self.machine.jobs))
+        self._answer_store_calls(self._stores.drop_others(self.machine.jobs))
         if now - self._operators_swept_at >= WATCHED_SWEEP_S:
             self._operators_swept_at = now
             self._operators.sweep(now)

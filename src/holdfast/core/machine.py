@@ -76,10 +76,10 @@ class Step(Value):
     effects: tuple[object, ...]
 
     def __str__(self) -> str:
-        state = "" if self.state is None else f" ({brief(self.state)})"
-        effects = ", ".join(brief(effect) for effect in self.effects) or "nothing"
+        state = "" if self.state is None else f" ({short_text(self.state)})"
+        effects = ", ".join(short_text(effect) for effect in self.effects) or "nothing"
         cause = f" <- {self.cause}" if self.cause else ""
-        return f"{self.id}{state}: {brief(self.event)} -> {effects}{cause}"
+        return f"{self.id}{state}: {short_text(self.event)} -> {effects}{cause}"
 
 
 class Story:
@@ -138,20 +138,20 @@ class TableMachine:
         return effects
 
 
-def brief(value: object, chars_max: int = TEXT_CHARS_MAX) -> str:
+def short_text(value: object, chars_max: int = TEXT_CHARS_MAX) -> str:
     """Return a value as text for a listing, without fields that have their default."""
     if isinstance(value, Enum):
         return str(value.value)
     if isinstance(value, Value):
         defaults = vars(type(value))
         fields = ", ".join(
-            f"{name}={brief(field, FIELD_CHARS_MAX)}"
+            f"{name}={short_text(field, FIELD_CHARS_MAX)}"
             for name, field in vars(value).items()
             if name not in defaults or field != defaults[name]
         )
         return f"{type(value).__name__}({fields})" if fields else type(value).__name__
     if isinstance(value, tuple):
-        return f"[{', '.join(brief(one, FIELD_CHARS_MAX) for one in value)}]"
+        return f"[{', '.join(short_text(one, FIELD_CHARS_MAX) for one in value)}]"
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     text = str(value)

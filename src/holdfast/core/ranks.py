@@ -89,7 +89,7 @@ def order_nodes(
         return sorted(
             nodes,
             key=lambda node: (
-                natural(node.host if order is RankOrder.HOST else node.label),
+                natural_sort_key(node.host if order is RankOrder.HOST else node.label),
                 previous.get(node.node, len(previous) + len(nodes)),
             ),
         )
@@ -109,7 +109,7 @@ def _stable(nodes: Sequence[NodeInfo], previous: Mapping[str, int]) -> list[Node
     return [node if node is not None else next(newcomers) for node in ranked]
 
 
-def natural(text: str) -> tuple[tuple[int, str], ...]:
+def natural_sort_key(text: str) -> tuple[tuple[int, str], ...]:
     """Return a sort key that compares numbers within names by value."""
     words: list[str] = []
     for char in text:

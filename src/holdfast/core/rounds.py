@@ -612,7 +612,7 @@ class Rounds:
         newest = known or self._contenders.get(incarnation)
         return newest.seq if newest else -1
 
-    def is_in(self, node: str, incarnation: int) -> bool:
+    def knows_incarnation(self, node: str, incarnation: int) -> bool:
         """Whether an incarnation is in the job, or left it and may still have workers."""
         return self._known(node, incarnation) is not None or incarnation in self.job.departed
 
@@ -690,7 +690,7 @@ class Rounds:
         known = job.nodes.get(info.node)
         if known is not None:
             if not known.info.yields:
-                return self._contend(status, known)
+                return self._add_contender(status, known)
             why = f"another agent replaced {info.node} (on {info.host or 'its host'})"
             broken = why if self._remove(known, why, superseded=True) else ""
             views = [self._send_outsider(known.info, NodeRole.REFUSED, why, RefusalReason.REPLACED)]
@@ -699,7 +699,7 @@ class Rounds:
             views += self._close(JobOutcome.STOPPED, f"{info.node} closed the job")
         return views
 
-    def _contend(self, status: Status, known: Node) -> list[View]:
+    def _add_contender(self, status: Status, known: Node) -> list[View]:
         """Let a node wait because another connected node has its id."""
         if len(self._contenders) >= CONTENDERS_MAX:
             return self._refuse_contender(status)
@@ -796,7 +796,7 @@ class Rounds:
         if reported.node == known.node:
             if status.report:
                 rivals = known.rivals if reported.rank == known.rank else ()
-                self._blame(with_rivals(reported, *rivals), status.report)
+                self._record_failure(with_rivals(reported, *rivals), status.report)
             return []
         first, certain = first_of(known, reported)
         other = reported if first is known else known
@@ -805,12 +805,12 @@ class Rounds:
         if not certain or first.trace is Trace.PEER:
             rivals += other.rivals
         if first is reported:
-            self._blame(with_rivals(reported, *rivals), status.report)
+            self._record_failure(with_rivals(reported, *rivals), status.report)
         else:
             job.failure = with_rivals(known, *rivals)
         return []
 
-    def _blame(self, failure: Failure, report: bytes) -> None:
+    def _record_failure(self, failure: Failure, report: bytes) -> None:
         """Record the failure that ended the job, until a likelier cause is reported."""
         job = self.job
         job.failure, job.report, job.why = failure, report, reason(failure.summary)
@@ -858,7 +858,7 @@ class Rounds:
             self._begin_wait()
         if not reviewed:
             return []
-        return self._repair(broken) if broken else self._review(node)
+        return self._repair(broken) if broken else self._form_or_wait(node)
 
     def _outranked(self, status: Status) -> bool:
         """Whether a new node knows this term or a later one from another coordinator."""
@@ -874,7 +874,7 @@ class Rounds:
         max_nodes = job.settings.max_nodes if job.settings else 1
         return len(job.nodes) >= max_nodes or 0 < job.awaited <= job.claimed
 
-    def _review(self, newcomer: Node) -> list[View]:
+    def _form_or_wait(self, newcomer: Node) -> list[View]:
         """Form a round with a new node, or wait for more nodes, or only send the node a view."""
         job = self.job
         eligible, max_nodes = self._eligible, self._settings.max_nodes
@@ -894,11 +894,11 @@ class Rounds:
         if job.phase is JobPhase.FORMING:
             if eligible >= self._settings.min_nodes:
                 if self._size(eligible) == max_nodes:
-                    return self._form(why_formed(job))
+                    return self._form_round(why_formed(job))
                 self._wait_for_more_nodes(is_first=eligible == self._settings.min_nodes)
         elif self._size(eligible) > len(job.members):
             if is_held(job):  # No worker runs yet, so none has to stop.
-                return self._form(why_formed(job))
+                return self._form_round(why_formed(job))
             self._wait_for_more_nodes(is_first=self._size(eligible - 1) <= len(job.members))
         return [self._send(newcomer, new_revision=True)]
 
@@ -919,7 +919,7 @@ class Rounds:
         if event.kind is WaitKind.EXCLUDED:
             name = next(node for node, one in job.exclusions.items() if one.until == event.seq)
             self._include(name)
-            return self._review(job.nodes[name])
+            return self._form_or_wait(job.nodes[name])
         job.waiting = False
         if job.phase is JobPhase.CLOSED:
             return self._finalize()
@@ -930,9 +930,9 @@ class Rounds:
             missing = "not all nodes reconnected after the coordinator was lost"
             return self._repair(missing if claimants(job) else why_formed(job))
         if job.phase is JobPhase.FORMING:
-            return self._form(why_formed(job))
+            return self._form_round(why_formed(job))
         if self._size(self._eligible) > len(job.members):
-            return self._form(why_formed(job))
+            return self._form_round(why_formed(job))
         outside = [node for name, node in job.nodes.items() if name not in self.rank_table.rank_of]
         return [self._send(node, new_revision=True) for node in outside]  # They are standbys now.
 
@@ -1013,7 +1013,7 @@ class Rounds:
         wanted = max(settings.min_nodes, eligible - settings.spares)
         return min(wanted, eligible, settings.max_nodes)
 
-    def _form(self, why: str) -> list[View]:
+    def _form_round(self, why: str) -> list[View]:
         job = self.job
         eligible = [node for name, node in job.nodes.items() if is_eligible(job, name)]
         count, max_nodes = len(eligible), self._settings.max_nodes
@@ -1117,7 +1117,7 @@ class Rounds:
         if self.job.phase is JobPhase.CLOSED:
             return self._finalize()
         if self._eligible >= self._settings.min_nodes:
-            return self._form(why)
+            return self._form_round(why)
         self.job.phase = JobPhase.FORMING
         self.job.waiting = False
         for node in self.job.nodes.values():
@@ -1288,7 +1288,7 @@ class Rounds:
         job = self.job
         if request.id in job.answers:
             return []
-        refusal, why = self._objection(request)
+        refusal, why = self._refusal_of(request)
         if refusal is None:
             why = self._unchanged_because(request)
         answer = RequestAnswer(
@@ -1313,7 +1313,7 @@ class Rounds:
         self._record_change(text)
         return self._send_all()
 
-    def _objection(self, request: Request) -> Refused:
+    def _refusal_of(self, request: Request) -> Refused:
         """Return why a request is refused, or `GRANTED`."""
         job, action = self.job, request.action
         unknown = unknown_action(action)
@@ -1386,14 +1386,16 @@ class Rounds:
         views = self._send_all()
         for name in undrained:
             if name in job.nodes and not self._is_member(name):
-                views += self._review(job.nodes[name])
+                views += self._form_or_wait(job.nodes[name])
         return views
 
     def _is_member(self, name: str) -> bool:
         """Whether a connected node is a member of the active round."""
         node = self.job.nodes.get(name)
-        is_in = node is not None and (self.rank_table.incarnation_of(name) == node.info.incarnation)
-        return is_in and self.job.phase is JobPhase.ACTIVE
+        is_ranked = node is not None and (
+            self.rank_table.incarnation_of(name) == node.info.incarnation
+        )
+        return is_ranked and self.job.phase is JobPhase.ACTIVE
 
     # Bookkeeping.
 
@@ -1483,7 +1485,7 @@ def budget_of(job: Job, used: int | None = None) -> RestartBudget:
     return RestartBudget(job.settings.max_restarts, job.restarts if used is None else used)
 
 
-def left_by_all(job: Job) -> Job:
+def emptied_job(job: Job) -> Job:
     """Return a job that all nodes left on request, in the state that the next nodes start from."""
     drained = {node: job.exclusions[node] for node in drained_nodes(job)}
     return msgspec.structs.replace(job, nodes={}, exclusions=drained, waiting=False, restarts=0)

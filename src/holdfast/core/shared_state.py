@@ -52,7 +52,7 @@ import msgspec
 from holdfast.core.bounded import MALFORMED
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.liveness import AttendedClock, Liveness, StopDeadline
-from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick, brief
+from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick, short_text
 from holdfast.core.phases import JobOutcome, NodePhase, NodeRole, RefusalReason
 from holdfast.core.protocol import NodeInfo, Status, View, echo
 from holdfast.core.rounds import (
@@ -210,7 +210,7 @@ class WriteState(msgspec.Struct, frozen=True):
     """The events that changed the state; empty if it is only a heartbeat."""
 
     def __str__(self) -> str:
-        return f"WriteState({', '.join(brief(change) for change in self.changes)})"
+        return f"WriteState({', '.join(short_text(change) for change in self.changes)})"
 
 
 class RefuseJoin(Effect):
@@ -375,7 +375,7 @@ class SharedStateSession:
                 if not self.status.stuck:
                     self._stop.answered(now, self._write_at)
                 self._state, self._rounds = self._offer
-                self._peers.observe(now, self._rounds, self._me(self._rounds.job))
+                self._peers.observe(now, self._rounds, self._own_node(self._rounds.job))
                 return self._after_call(self._accept(now, self._rounds))
             case WriteConflict():
                 self._expect(CallState.WRITING, event)
@@ -481,7 +481,7 @@ class SharedStateSession:
             return self._failed(now, f"the stored state cannot be read: {problem}", invalid=True)
         self._store_responded()
         job = rounds.job
-        me = self._me(job)
+        me = self._own_node(job)
         self._peers.observe(now, rounds, me)
         is_new = self._join(now, rounds) if me is None else self._apply(now, rounds)
         rounds.check()
@@ -523,7 +523,7 @@ class SharedStateSession:
         for event in self._changes:
             views = rounds.handle(now, event, self._cause)
         self._rounds = None
-        me = self._me(rounds.job)
+        me = self._own_node(rounds.job)
         if me is not None:
             me.heartbeats += 1
             me.control = self._control
@@ -535,7 +535,7 @@ class SharedStateSession:
             rounds.handle(now, close, self._cause)
             return True
         mine = [one for one in views if one.incarnation == status.info.incarnation]
-        self._answer = self._contend(rounds.job, mine[-1]) if mine else None
+        self._answer = self._contender_view(rounds.job, mine[-1]) if mine else None
         return False
 
     def _loss_of_rival(self, job: Job) -> tuple[NodeLost, ...]:
@@ -544,7 +544,7 @@ class SharedStateSession:
         lost = rival and self._peers.loss_of(rival)
         return (lost,) if lost else ()
 
-    def _contend(self, job: Job, answer: View) -> View:
+    def _contender_view(self, job: Job, answer: View) -> View:
         """Return the view of this node while another node has its node id."""
         if answer.role is not NodeRole.WAITING:
             return answer
@@ -560,14 +560,14 @@ class SharedStateSession:
         """Apply the observations of this node; return whether there is a change to store."""
         job = rounds.job
         self._answer = None
-        me = self._me(job)
+        me = self._own_node(job)
         assert me is not None
         events: list[JobEvent] = [*self._to_store(job, me), *self._absent(now, job)]
         events += self._peers.judge(now, rounds, me)
         self._changes = tuple(events)
         for event in events:
             rounds.handle(now, event, self._cause)
-        me = self._me(job)
+        me = self._own_node(job)
         if me is None:
             return True
         if events or (not job.final and self._peers.is_beat_due(now)):
@@ -605,7 +605,7 @@ class SharedStateSession:
         absent = tuple(
             NodeLost(info.node, info.incarnation, why)
             for info in job.members
-            if (known := known_as(job, info.node, info.incarnation)) is not None
+            if (known := known_incarnation(job, info.node, info.incarnation)) is not None
             and (known.workers >= 0 if held else known.generation < generation)
         )
         return [NodesLost(absent)] if absent else []
@@ -619,7 +619,7 @@ class SharedStateSession:
         self._accepted_at = now
         self._backoff_s = BACKOFF_S_MIN
         self.reads = self.reads_begun
-        me, view = self._me(job), self._answer
+        me, view = self._own_node(job), self._answer
         self.stored_seq = self.status.seq  # A node outside the job has nothing more to store.
         if me is not None:
             self._peers.note_own(now, me)
@@ -682,9 +682,11 @@ class SharedStateSession:
     def _longest_pause_s(self) -> float:
         return self._timeouts.read_s + READ_S_PER_NODE * self._present
 
-    def _me(self, job: Job) -> Node | None:
+    def _own_node(self, job: Job) -> Node | None:
         info = self.status.info
-        return known_as(job, info.node, info.incarnation) or job.departed.get(info.incarnation)
+        return known_incarnation(job, info.node, info.incarnation) or job.departed.get(
+            info.incarnation
+        )
 
     def _update_status(self, **changes: object) -> None:
         self.status = msgspec.structs.replace(self.status, **changes)
@@ -794,7 +796,7 @@ def others(job: Job, me: Node | None) -> list[Node]:
     return [node for node in (*job.nodes.values(), *job.departed.values()) if node is not me]
 
 
-def known_as(job: Job, node: str, incarnation: int) -> Node | None:
+def known_incarnation(job: Job, node: str, incarnation: int) -> Node | None:
     """Return a node of the job if it is this incarnation."""
     known = job.nodes.get(node)
     return known if known is not None and known.info.incarnation == incarnation else None

@@ -511,7 +511,7 @@ class Supervision(TableMachine):
     def _requested(self, event: Requested) -> list[Effect]:
         if event.id in self.answers:
             return []
-        refusal = self._objection(event.action)
+        refusal = self._refusal_of(event.action)
         self.answers = with_answer(self.answers, event.id, refusal)
         if refusal != GRANTED:
             return []
@@ -520,7 +520,7 @@ class Supervision(TableMachine):
             self._stop_requested, self.stop_grace_s = True, event.grace_s
         return self._stop(StopReason.REQUESTED) if self.state is State.RUNNING else []
 
-    def _objection(self, action: str) -> Refused:
+    def _refusal_of(self, action: str) -> Refused:
         """Return why a request is refused, or `GRANTED`."""
         if action in (Action.DRAIN.value, Action.UNDRAIN.value):
             return RequestRefusal.TOO_FEW_NODES, "the job has no other node"

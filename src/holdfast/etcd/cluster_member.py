@@ -165,7 +165,7 @@ class EtcdMember:
         self._list, self._entry, self._binary = of, entry, binary
         self._certificates = Certificates(of, serves=True)
         self._patience_s, self._on_over = patience_s, on_over
-        self._thread = LoopThread("holdfast-cluster", self._broke)
+        self._thread = LoopThread("holdfast-cluster", self._warn_member_failed)
         self._folder = os.path.join(
             tempfile.gettempdir(), f"{FOLDER_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         )
@@ -200,7 +200,7 @@ class EtcdMember:
             self._certificates.close()
 
     @staticmethod
-    def _broke(fault: str) -> None:
+    def _warn_member_failed(fault: str) -> None:
         console.warning(f"the member of the cluster: {fault}")
 
     # In the thread.
@@ -622,7 +622,7 @@ class EtcdMember:
             self._remove_folder()
             return
         if self._machine.state is MemberState.SERVING and linger_s:
-            await self._linger(linger_s)
+            await self._wait_for_majority(linger_s)
         self._handle(MemberStopRequested())
         await self._effects.join()
         for task in self._tasks:
@@ -639,7 +639,7 @@ class EtcdMember:
         if self._lock is not None:
             os.close(self._lock)
 
-    async def _linger(self, limit_s: float) -> None:
+    async def _wait_for_majority(self, limit_s: float) -> None:
         """Wait while the job has nodes and the other members would not be a majority."""
         name = self._entry.name
         mark = Txn((), (Put(LEAVING + name.encode(), b""), get_prefix(LEAVING, keys_only=True)))

@@ -409,12 +409,12 @@ class EtcdStore:
 
     def wait(self, keys: Sequence[str], override_timeout: timedelta | float | None = None) -> None:
         """Wait until all keys exist at the same time; `StoreTimeoutError` names the missing ones."""
-        ranges = {key: self._keys.either(key) for key in keys}
+        ranges = {key: self._keys.value_or_queue(key) for key in keys}
         KeyWait(self._calls, ranges, self._seconds(override_timeout), keys_only=True).result()
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all keys exist."""
-        ranges = [self._keys.either(key) for key in dict.fromkeys(keys)]
+        ranges = [self._keys.value_or_queue(key) for key in dict.fromkeys(keys)]
         return all(one.found for one in self._calls.read(ranges, keys_only=True))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:

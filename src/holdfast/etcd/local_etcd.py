@@ -143,7 +143,7 @@ class LocalEtcd:
                 late = f"{command[0]} was not ready within {timeout:g} s"
                 raise EtcdNotReady(explained(late, log)) from None
             self._port, self._process = port, process
-            self._end = weakref.finalize(self, end_own, os.getpid(), made.pop_all())
+            self._end = weakref.finalize(self, end_unless_forked, os.getpid(), made.pop_all())
 
 
 def command_line(binary: str, data: Path, client: socket.socket, peer: socket.socket) -> list[str]:
@@ -183,7 +183,7 @@ def is_healthy(port: int) -> bool:
         connection.close()
 
 
-def end_own(owner: int, made: ExitStack) -> None:
+def end_unless_forked(owner: int, made: ExitStack) -> None:
     """Undo a start, but not in a forked child of the owner."""
     if os.getpid() == owner:
         made.close()

@@ -50,7 +50,7 @@ class StoreKeys:
         """The first number and the count of a queue's values."""
         return KeyRange(self._keys + _closed(key) + b"q")
 
-    def either(self, key: str) -> KeyRange:
+    def value_or_queue(self, key: str) -> KeyRange:
         """The range that contains value and queue."""
         begin = self._keys + _closed(key)
         return KeyRange(begin + b"q", begin + b"w")

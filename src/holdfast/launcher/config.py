@@ -143,7 +143,7 @@ class Flag(Value):
     """Empty for a switch."""
     meaning: str
     """Empty if a setting declares it; see `help`."""
-    convert: Callable[[str, str], object] = values.as_is
+    convert: Callable[[str, str], object] = values.unparsed
     """Turns (text, flag) into the value."""
     field: str = ""
     """The field of `LaunchConfig` that has the value. Empty: `cli.run_command` uses the value itself."""
@@ -223,7 +223,7 @@ FLAGS = (
     Flag(
         WORKERS, "--start-method", "spawn", "HOW",
         "how workers that are Python functions start: spawn, fork or forkserver (spawn)",
-        values.word_of(START_METHODS), field="start_method", choices=START_METHODS,
+        values.one_of(START_METHODS), field="start_method", choices=START_METHODS,
     ),
     Flag(
         WORKERS, "--preload", "", "MODULES",
@@ -238,7 +238,7 @@ FLAGS = (
     Flag(
         WORKERS, "--numa-binding", None, "MODE",
         "bind workers to CPUs: node, socket, exclusive or core-complex",
-        values.word_of(NUMA_BINDINGS), choices=NUMA_BINDINGS, from_environment=False,
+        values.one_of(NUMA_BINDINGS), choices=NUMA_BINDINGS, from_environment=False,
     ),
     _switch(PROGRAM, "--module", "SCRIPT is a module name, as for python -m", short="-m"),
     _switch(PROGRAM, "--no-python", "SCRIPT is a program; run it without Python"),

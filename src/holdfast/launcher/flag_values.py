@@ -63,7 +63,7 @@ def reject(value: str, flag: str, problem: str, accepted: str) -> NoReturn:
 # Numbers and words: (text, flag) -> value.
 
 
-def as_is(text: str, _flag: str) -> str:
+def unparsed(text: str, _flag: str) -> str:
     """Return the text."""
     return text
 
@@ -134,7 +134,7 @@ def on_or_off(text: str, flag: str) -> bool:
         reject(text, flag, "is neither on nor off", "1 or 0, true or false")
 
 
-def word_of(choices: Iterable[str]) -> Callable[[str, str], str]:
+def one_of(choices: Iterable[str]) -> Callable[[str, str], str]:
     """Return a parser that accepts only these words."""
 
     def parse(text: str, flag: str) -> str:

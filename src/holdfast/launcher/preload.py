@@ -79,7 +79,7 @@ def _steps_of(
             case ast.ImportFrom(module=str(module), names=names, level=0):
                 yield module, tuple(alias.name for alias in names)
             case ast.If(test=test, body=body, orelse=orelse):
-                known = _truth(test, as_main=as_main)
+                known = _condition_value(test, as_main=as_main)
                 run = [*([] if known is False else body), *([] if known is True else orelse)]
             case ast.Try() | ast.TryStar():
                 run = [*statement.body, *statement.orelse, *statement.finalbody]
@@ -123,7 +123,7 @@ def _is_environ(value: ast.expr) -> bool:
     return False
 
 
-def _truth(test: ast.expr, *, as_main: bool) -> bool | None:
+def _condition_value(test: ast.expr, *, as_main: bool) -> bool | None:
     """Return the value that a condition has in every worker; `None` if it is not known."""
     match test:
         case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
@@ -131,7 +131,7 @@ def _truth(test: ast.expr, *, as_main: bool) -> bool | None:
         case ast.Constant(value=value):
             return bool(value)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            known = _truth(operand, as_main=as_main)
+            known = _condition_value(operand, as_main=as_main)
             return None if known is None else not known
         case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as op], comparators=[right]):
             for one, other in ((left, right), (right, left)):

@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.core.machine import Step, Story, brief
+from holdfast.core.machine import Step, Story, short_text
 from holdfast.errors import UsageError
 from holdfast.printable import one_line
 from holdfast.side_thread import SideThread
@@ -76,7 +76,7 @@ class StoryFile:
 
 def line_of(step: Step) -> str:
     """Return a step as a line of the file."""
-    effects = ", ".join(brief(effect) for effect in step.effects)
-    state = "" if step.state is None else brief(step.state)
-    fields = (step.id, step.cause, state, brief(step.event), effects)
+    effects = ", ".join(short_text(effect) for effect in step.effects)
+    state = "" if step.state is None else short_text(step.state)
+    fields = (step.id, step.cause, state, short_text(step.event), effects)
     return "\t".join(one_line(" ".join(field.split())) for field in fields) + "\n"

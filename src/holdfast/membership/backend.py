@@ -321,7 +321,7 @@ class BackendDriver:
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(END_S)
 
-    def guard(self, renew: Callable[[float | None], None]) -> None:
+    def watch_stop_deadline(self, renew: Callable[[float | None], None]) -> None:
         """Call `renew` with the deadline for the workers' exit, now and when it changes."""
         self._renew = renew
         renew(self.session.stop_at)

@@ -96,7 +96,7 @@ class Membership(Protocol):
     def hold_ports(self, ports: tuple[int, ...]) -> None:
         """Report in the next status that this node reserves these ports for the workers' store."""
 
-    def guard(self, renew: Callable[[float | None], None]) -> None:
+    def watch_stop_deadline(self, renew: Callable[[float | None], None]) -> None:
         """Call `renew`, from any thread, when the deadline for the workers' exit changes.
 
         None means that there is no deadline.

@@ -100,7 +100,7 @@ class Driver(Protocol):
 
     def handle(self, event: NodeEvent, cause: str = "") -> None: ...
 
-    def guard(self, renew: Callable[[float | None], None]) -> None:
+    def watch_stop_deadline(self, renew: Callable[[float | None], None]) -> None:
         """Call `renew` with the deadline for the workers' exit, now and when it changes."""
 
     def problem(self, peer: str) -> str:
@@ -233,7 +233,7 @@ class ThreadedMembership:
         """Submit an operator's request to the job."""
         self._handle(RequestMade(request))
 
-    def guard(self, renew: Callable[[float | None], None]) -> None:
+    def watch_stop_deadline(self, renew: Callable[[float | None], None]) -> None:
         driver = self._driver
         if driver is None:
             return
@@ -243,7 +243,7 @@ class ThreadedMembership:
             is_safe = self.hosting and not driver.is_stuck
             renew(None if is_safe else at)
 
-        driver.guard(renew_unless_hosting)
+        driver.watch_stop_deadline(renew_unless_hosting)
 
     def rejoin(self, *, cause: str = "") -> int:
         incarnation = draw_incarnation()
@@ -274,7 +274,7 @@ class ThreadedMembership:
     async def _start(self) -> None:
         self._driver = await self._open_driver()
         self._driver.start()
-        asyncio.get_running_loop().call_later(REMIND_S, self._remind)
+        asyncio.get_running_loop().call_later(REMIND_S, self._print_reminder)
 
     def _drive(
         self, connector: Connector, timeouts: SessionTimeouts, advice: str = ""
@@ -303,14 +303,14 @@ class ThreadedMembership:
     def _report_fault(self, what: str) -> None:
         self._mailbox.put(CoordinatorLost(f"this side of the connection failed: {what}"))
 
-    def _remind(self) -> None:
+    def _print_reminder(self) -> None:
         driver = self._driver
         if driver is None or self._ending or driver.is_refused or driver.view is not None:
             return
         problem = self.problem()
         if problem:
             console.notice(f"still waiting: {problem}")
-        asyncio.get_running_loop().call_later(REMIND_S, self._remind)
+        asyncio.get_running_loop().call_later(REMIND_S, self._print_reminder)
 
 
 class Mailbox:
@@ -566,7 +566,7 @@ class SessionDriver:
             if self.renew is not None:
                 self.renew(stop_at)
 
-    def guard(self, renew: Callable[[float | None], None]) -> None:
+    def watch_stop_deadline(self, renew: Callable[[float | None], None]) -> None:
         """Call `renew` with the deadline for the workers' exit, now and when it changes."""
         self.renew = renew
         renew(self._stop_at)

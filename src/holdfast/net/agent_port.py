@@ -95,7 +95,11 @@ class AgentPort:
         shows_presence: bool = True,
     ) -> None:
         is_local_only = bool(address) and addresses.names_loopback(address)
-        where = listening.candidates_of(address, 0) if is_local_only else listening.everywhere(0)
+        where = (
+            listening.candidates_of(address, 0)
+            if is_local_only
+            else listening.wildcard_addresses(0)
+        )
         self._listener = listening.listen(where)
         addresses.use_small_segments(self._listener)
         listening.defer_accept(self._listener, FIRST_BYTES_S)

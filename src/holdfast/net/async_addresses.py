@@ -71,10 +71,10 @@ async def connect_first(
         except BaseException:
             connection.close()
             raise
-    raise _worst(problems)
+    raise _most_useful_error(problems)
 
 
-def _worst(problems: list[OSError]) -> OSError:
+def _most_useful_error(problems: list[OSError]) -> OSError:
     """Return the most useful error: "connection refused" only if every reachable address refused."""
     tried = [one for one in problems if one.errno not in _NO_ROUTE]
     refused = [one for one in tried if isinstance(one, ConnectionRefusedError)]

@@ -87,7 +87,7 @@ def listen_tcp(host: str, port: int, *, name: str, host_name: str = "") -> socke
     Raises `EnvironmentProblem`; `name` and `host_name` are the user's settings for port and host.
     """
     try:
-        found = addresses.resolve(host, port) if host else listening.everywhere(port)
+        found = addresses.resolve(host, port) if host else listening.wildcard_addresses(port)
         return listening.listen(found[:2], BACKLOG)
     except OSError as problem:
         reason = problem.strerror or str(problem)

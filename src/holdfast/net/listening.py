@@ -41,7 +41,7 @@ DESCRIPTORS_MAX = 1 << 20
 # Binding.
 
 
-def everywhere(port: int) -> list[Address]:
+def wildcard_addresses(port: int) -> list[Address]:
     """Return the addresses for listening everywhere: IPv6, which accepts IPv4 too, or IPv4 if there is no IPv6."""
     return [
         Address(socket.AF_INET6, ("::", port, 0, 0)),
@@ -124,7 +124,11 @@ def defer_accept(listener: socket.socket, limit_s: float) -> None:
 
 def candidates_of(host: str, port: int) -> list[Address]:
     """Return the addresses on which to listen for an endpoint of this machine, the best first."""
-    return addresses.resolve(host, port) if addresses.names_loopback(host) else everywhere(port)
+    return (
+        addresses.resolve(host, port)
+        if addresses.names_loopback(host)
+        else wildcard_addresses(port)
+    )
 
 
 class ReservedPort:
@@ -139,7 +143,7 @@ class ReservedPort:
     """
 
     def __init__(self, number: int = 0, *, listening: bool = False, address: str = "") -> None:
-        where = everywhere(number)
+        where = wildcard_addresses(number)
         if address:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             one = Address(family, (address, number, 0, 0) if ":" in address else (address, number))
@@ -207,7 +211,7 @@ def bind_one_of(
     ours = bool(found) and all(is_local(one) for one in found)
     if not ours and not is_host:
         return None
-    candidates = found if ours and addresses.names_loopback(host) else everywhere(port)
+    candidates = found if ours and addresses.names_loopback(host) else wildcard_addresses(port)
     try:
         return listen(candidates)
     except OSError as problem:

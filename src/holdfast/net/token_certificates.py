@@ -49,8 +49,8 @@ def make_certificate(token: bytes, hosts: Sequence[str] = ()) -> Certificate:
     authority = _derive_key(token)
     issuer_point = _public(authority)
     key = 1 + secrets.randbelow(ORDER - 1)
-    ca = _certify(authority, issuer_point, issuer_point, ISSUER, is_authority=True)
-    cert = _certify(authority, issuer_point, _public(key), OWNER, hosts)
+    ca = _signed_certificate(authority, issuer_point, issuer_point, ISSUER, is_authority=True)
+    cert = _signed_certificate(authority, issuer_point, _public(key), OWNER, hosts)
     return Certificate(
         _pem(b"CERTIFICATE", ca),
         _pem(b"CERTIFICATE", cert),
@@ -128,7 +128,7 @@ CERT_SIGN = b"\x02\x04"  # The number of unused bits, and the bit of `keyCertSig
 SIGNATURE = b"\x07\x80"
 
 
-def _certify(
+def _signed_certificate(
     authority: int,
     issuer_point: Point,
     point: Point,

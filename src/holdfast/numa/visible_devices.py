@@ -27,7 +27,7 @@ IF_SET = (
 """The variables of other vendors: each is narrowed if it is set, and never created."""
 
 
-def one_device_each(inherited: Mapping[str, str], local_rank: int) -> dict[str, str]:
+def device_variables(inherited: Mapping[str, str], local_rank: int) -> dict[str, str]:
     """Return the variables that give a worker one of the devices that its agent sees.
 
     `ROCR_VISIBLE_DEVICES` is unchanged: HIP numbers the devices that it shows.

@@ -65,7 +65,7 @@ def signal_name(signum: int) -> str:
     return next((name for name, one in NAMES.items() if one == signum), f"signal {signum}")
 
 
-def in_words(signum: int) -> str:
+def describe_signal(signum: int) -> str:
     """Return the name with its meaning: `SIGSEGV (segmentation fault)`."""
     meaning = MEANINGS.get(signum)
     return f"{signal_name(signum)} ({meaning})" if meaning else signal_name(signum)
@@ -184,7 +184,7 @@ class SignalWatch:
 
     def _raise(self, one: int) -> None:
         self.raises = False  # Once: the cleanup that follows must not be interrupted.
-        raise SignalException(f"agent {os.getpid()} received {in_words(one)}", one)
+        raise SignalException(f"agent {os.getpid()} received {describe_signal(one)}", one)
 
 
 class Raising:

@@ -74,11 +74,11 @@ def run_py_spy(
     except OSError as problem:
         raise PySpyFailed(f"cannot start {program}: {problem.strerror}") from None
     if done.returncode != 0:
-        raise PySpyFailed(_why(pid, done.stderr.decode(errors="replace")))
+        raise PySpyFailed(_pyspy_problem(pid, done.stderr.decode(errors="replace")))
     return done.stdout[:TEXT_BYTES_MAX].decode(errors="replace")
 
 
-def _why(pid: int, stderr: str) -> str:
+def _pyspy_problem(pid: int, stderr: str) -> str:
     """Return one line on why py-spy failed."""
     if not procfs.exists(pid):
         return f"process {pid} has exited"

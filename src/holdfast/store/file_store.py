@@ -97,7 +97,7 @@ def locked(path: str, timeout_s: float = LOCK_S_MAX, folder: int | None = None) 
     with _table.lock:
         mine = _table.by_path.setdefault(os.path.realpath(path), _ThreadLock())
     if not mine.lock.acquire(timeout=timeout_s):
-        raise StoreTimeoutError(_held(path, timeout_s))
+        raise StoreTimeoutError(_lock_problem(path, timeout_s))
     try:
         name = path if folder is None else os.path.basename(path)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -122,7 +122,7 @@ def _acquire(descriptor: int, path: str, deadline: float, timeout_s: float) -> N
             return
         left = deadline - time.monotonic()
         if left <= 0:
-            raise StoreTimeoutError(_held(path, timeout_s))
+            raise StoreTimeoutError(_lock_problem(path, timeout_s))
         time.sleep(min(pause, left))
 
 
@@ -134,7 +134,7 @@ def pauses() -> Iterator[float]:
         pause = min(POLL_S_MAX, pause * 1.5)
 
 
-def _held(path: str, timeout_s: float) -> str:
+def _lock_problem(path: str, timeout_s: float) -> str:
     return f"another process or host has held the lock {path} for more than {timeout_s:g} s"
 
 

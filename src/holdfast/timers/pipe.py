@@ -39,7 +39,7 @@ class RequestPipe:
             raise _unusable(path, problem.strerror or str(problem)) from problem
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._inode = os.fstat(self._fd).st_ino
-        self._widen()
+        self._enlarge()
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when there are requests."""
@@ -75,7 +75,7 @@ class RequestPipe:
         os.close(self._fd)
         self._fd = -1
 
-    def _widen(self) -> None:
+    def _enlarge(self) -> None:
         try:
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         except OSError:

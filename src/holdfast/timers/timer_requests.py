@@ -24,7 +24,7 @@ TIME_MAX = 1e15
 """The limit of an expiry in seconds, for example for `expires(after=math.inf)`."""
 
 
-def is_time(value: object) -> TypeGuard[float]:
+def is_valid_expiry(value: object) -> TypeGuard[float]:
     """Whether a value can be an expiry: a number, and not `nan`."""
     return isinstance(value, (int, float)) and type(value) is not bool and value > -TIME_MAX
 
@@ -151,7 +151,7 @@ def _parse_line(line: bytes) -> FileTimerRequest:
         raise InvalidRequest(f"invalid pid: {excerpt(line)}")
     if not isinstance(scope, str):
         raise InvalidRequest(f"invalid scope_id: {excerpt(line)}")
-    if not is_time(expires):
+    if not is_valid_expiry(expires):
         raise InvalidRequest(f"invalid expiration_time: {excerpt(line)}")
     if not _is_number(signum, int) or signum > SIGNAL_MAX:
         raise InvalidRequest(f"invalid signal: {excerpt(line)}")

@@ -244,7 +244,9 @@ class ClientHandshake(_Handshake):
             )
         transcript = self._transcript
         assert transcript is not None
-        if not same(challenge.proof, _proof_of_server(transcript, challenge.nonce)):
+        if not equal_in_constant_time(
+            challenge.proof, _proof_of_server(transcript, challenge.nonce)
+        ):
             raise self._goodbye(
                 f"{self._server} has a different token than the client: {self._remedy}"
             )
@@ -315,7 +317,7 @@ class ServerHandshake(_Handshake):
             if theirs.proof:
                 raise self._refuse(f"the client has a token and {self._server} has none")
         else:
-            if not same(theirs.proof, _proof_of_client(transcript)):
+            if not equal_in_constant_time(theirs.proof, _proof_of_client(transcript)):
                 raise self._refuse(
                     f"the client has a different token than {self._server}: {self._remedy}"
                 )
@@ -429,6 +431,6 @@ def _with_lengths(*parts: bytes) -> bytes:
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
-def same(proof: bytes, expected: bytes) -> bool:
+def equal_in_constant_time(proof: bytes, expected: bytes) -> bool:
     """Compare in constant time."""
     return hmac.compare_digest(proof, expected)

@@ -61,7 +61,7 @@ class FakeMembership:
                 self.view = one.view
         return taken
 
-    def guard(self, renew: Callable[[float | None], None]) -> None:
+    def watch_stop_deadline(self, renew: Callable[[float | None], None]) -> None:
         renew(None)
 
     def report(self, phase: NodePhase, *_: object, **_more: object) -> None:

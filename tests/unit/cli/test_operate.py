@@ -13,7 +13,7 @@ from holdfast.cli import operate
 from holdfast.cli.commands import COMMANDS
 from holdfast.cli.completion_command import SHELLS, flags_of_commands, script_for
 from holdfast.control.job_logs import parse_ranks
-from holdfast.control.stack_groups import grouped, place_of
+from holdfast.control.stack_groups import grouped, innermost_frame
 from holdfast.core.phases import JobOutcome
 from holdfast.core.rounds import Job, JobPhase
 from holdfast.core.shared_state import encode
@@ -113,7 +113,7 @@ Current thread 0x2 (most recent call first):
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
+    ("text", "frame"),
     [
         (PY_SPY, "all_reduce, dist.py:88"),
         (OF_PYTHON, "read, data.py:12"),
@@ -121,15 +121,15 @@ Current thread 0x2 (most recent call first):
         ("", "unknown"),
     ],
 )
-def test_stacks_are_grouped_by_the_main_threads_innermost_frame(text: str, place: str) -> None:
-    assert place_of(text) == place
+def test_stacks_are_grouped_by_the_main_threads_innermost_frame(text: str, frame: str) -> None:
+    assert innermost_frame(text) == frame
 
 
 def test_equal_stacks_are_one_group() -> None:
     stacks = [(rank, OF_PYTHON if rank == 2 else PY_SPY) for rank in (4, 3, 2, 1, 0)]
     many, one = grouped(stacks)
-    assert (many.who, many.place) == ("4 ranks (0-1, 3-4)", "all_reduce, dist.py:88")
-    assert (one.who, one.place) == ("rank 2", "read, data.py:12")
+    assert (many.ranks_text, many.frame) == ("4 ranks (0-1, 3-4)", "all_reduce, dist.py:88")
+    assert (one.ranks_text, one.frame) == ("rank 2", "read, data.py:12")
 
 
 def test_lines_of_ranks_are_not_mixed(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

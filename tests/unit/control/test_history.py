@@ -167,7 +167,7 @@ def test_failure_long_after_the_last_step_is_dated_back_to_that_step() -> None:
         *fails(30.0, 0, 32.0),
         lifecycle.WorkersFailed(32.1, 0, (described(1),)),
     ]
-    assert history_of(events).generations[0].trouble_at == 20.0
+    assert history_of(events).generations[0].problem_at == 20.0
 
 
 def test_stop_because_of_another_node_does_not_date_the_failure() -> None:

@@ -106,7 +106,7 @@ def test_finished_job_loses_its_keys(calls: Calls) -> None:
     calls("get", "never", by="you", timeout_s=5)
     calls("set", "k", run_id="other")
     assert ok(calls("num_keys", scope="another")).amount == 0
-    calls.take(calls.stores.keep_only({"other"}))
+    calls.take(calls.stores.drop_others({"other"}))
     assert is_refused(calls.answers["you", 2])
     assert calls.stores.next_deadline() is None
     assert ok(calls("num_keys")).amount == 0
@@ -120,7 +120,7 @@ def test_bytes_are_limited_per_job_and_in_total() -> None:
     ok(calls("set", "a", value=b"x" * 600))  # A smaller value is always accepted.
     assert is_refused(calls("set", "k", value=b"x" * 700, run_id="other"))
     ok(calls("set", "k", value=b"x" * 400, run_id="other"))
-    calls.take(calls.stores.keep_only({"other"}))
+    calls.take(calls.stores.drop_others({"other"}))
     ok(calls("set", "k", value=b"x" * 700, run_id="third"))
     ok(calls("delete", "k", run_id="third"))
     ok(calls("set", "k", value=b"x" * 800, run_id="third"))
@@ -139,7 +139,7 @@ def test_waiting_uses_space_and_releases_it() -> None:
         calls.stores.forget_caller("you")
         ok(calls("delete", "k"))
         assert is_refused(calls("wait", name, name + "y", timeout_s=1))
-        calls.take(calls.stores.keep_only(()))
+        calls.take(calls.stores.drop_others(()))
 
 
 def test_waiting_calls_are_limited_and_answered_ones_are_removed() -> None:

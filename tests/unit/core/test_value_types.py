@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.machine import brief
+from holdfast.core.machine import short_text
 from holdfast.core.phases import NodePhase
 from holdfast.core.values import Value
 
@@ -41,8 +41,8 @@ def test_positional_and_keyword_arguments_give_equal_values(
     assert made == Exited(7, 1)
     assert hash(made) == hash(Exited(7, 1))
     assert repr(made) == "Exited(pid=7, code=1, detail='', when=None)"
-    assert brief(made) == "Exited(pid=7, code=1)"
-    assert brief(NodePhase.READY) == "ready"
+    assert short_text(made) == "Exited(pid=7, code=1)"
+    assert short_text(NodePhase.READY) == "ready"
     for same in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
         assert same == made
 

@@ -92,13 +92,15 @@ def test_no_two_keys_share_an_etcd_key_or_range() -> None:
     places = StoreKeys("/some/")
     for one, other in permutations(ODD_KEYS, 2):
         assert not set(places_of(one, places)) & set(places_of(other, places))
-        assert not any(is_in(place, places.either(one)) for place in places_of(other, places))
+        assert not any(
+            is_in(place, places.value_or_queue(one)) for place in places_of(other, places)
+        )
 
 
 def test_one_range_contains_value_and_queue_of_a_key() -> None:
     places = StoreKeys("/some/")
     for key in ODD_KEYS:
-        found = [is_in(place, places.either(key)) for place in places_of(key, places)]
+        found = [is_in(place, places.value_or_queue(key)) for place in places_of(key, places)]
         assert found == [True, True, False, False, False]
         assert all(is_in(place, places.all_keys()) for place in places_of(key, places)[:2])
 

@@ -94,7 +94,7 @@ def test_connection_refused_is_reported_only_if_all_addresses_refuse() -> None:
     refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
     silent = OSError("no answer within 5 s")
     no_route = OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
-    worst = async_addresses._worst
+    worst = async_addresses._most_useful_error
     assert worst([refused, silent]) is worst([silent, refused]) is silent
     assert worst([no_route, refused]) is refused
     assert worst([no_route]) is no_route

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.numa.visible_devices import IF_SET, one_device_each, visible_numbers
+from holdfast.numa.visible_devices import IF_SET, device_variables, visible_numbers
 
 
 @pytest.mark.parametrize("visible", [None, "4,5,6", "GPU-a, GPU-b ,MIG-c"])
@@ -11,28 +11,28 @@ def test_each_worker_sees_one_entry_of_the_list(visible: str | None) -> None:
     inherited = {"A": "b"} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     expected = "0,1,2" if visible is None else visible
     for rank, device in enumerate(expected.split(",")):
-        assert one_device_each(inherited, rank) == {"CUDA_VISIBLE_DEVICES": device.strip()}
+        assert device_variables(inherited, rank) == {"CUDA_VISIBLE_DEVICES": device.strip()}
 
 
 @pytest.mark.parametrize("name", IF_SET[1:])
 def test_variables_of_other_vendors_are_narrowed_only_if_set(name: str) -> None:
-    shown = one_device_each({name: "3,2,1,0"}, 1)
+    shown = device_variables({name: "3,2,1,0"}, 1)
     assert shown == {"CUDA_VISIBLE_DEVICES": "1", name: "2"}
-    assert name not in one_device_each({name: ""}, 1)
+    assert name not in device_variables({name: ""}, 1)
 
 
 def test_hip_and_cuda_variables_name_the_same_device() -> None:
     """If both are set, HIP reads its own. If only CUDA's were narrowed, workers would see all devices."""
-    assert one_device_each({"HIP_VISIBLE_DEVICES": "6,7"}, 1) == {
+    assert device_variables({"HIP_VISIBLE_DEVICES": "6,7"}, 1) == {
         "HIP_VISIBLE_DEVICES": "7", "CUDA_VISIBLE_DEVICES": "7",
     }  # fmt: skip
     both = {"HIP_VISIBLE_DEVICES": "6,7", "CUDA_VISIBLE_DEVICES": "4,5"}
-    assert one_device_each(both, 0) == {"HIP_VISIBLE_DEVICES": "6", "CUDA_VISIBLE_DEVICES": "4"}
+    assert device_variables(both, 0) == {"HIP_VISIBLE_DEVICES": "6", "CUDA_VISIBLE_DEVICES": "4"}
 
 
 def test_rocr_visible_devices_is_not_changed() -> None:
     """HIP numbers the devices within it. If both were narrowed, most workers would have no device."""
-    assert one_device_each({"ROCR_VISIBLE_DEVICES": "4,5"}, 1) == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert device_variables({"ROCR_VISIBLE_DEVICES": "4,5"}, 1) == {"CUDA_VISIBLE_DEVICES": "1"}
 
 
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"])
@@ -41,7 +41,7 @@ def test_worker_without_a_device_is_an_error(name: str) -> None:
         UsageError,
         match=f"^--virtual-local-rank: worker 2 has no device: {name}='0,1' names only 2$",
     ):
-        one_device_each({name: "0,1"}, 2)
+        device_variables({name: "0,1"}, 2)
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,8 @@ def test_worker_killed_after_another_exit_is_not_first(tmp_path: Path) -> None:
 def test_failure_before_the_stop_is_not_a_consequence(tmp_path: Path) -> None:
     stop_ns = time.time_ns()
     extra = {"timestamp_ns": str(stop_ns - S)}
-    assert not recorded(tmp_path, extra, observed_ns=stop_ns + S).came_after(stop_ns)
-    assert failure(observed_ns=stop_ns + S).came_after(stop_ns)
+    assert not recorded(tmp_path, extra, observed_ns=stop_ns + S).failed_after(stop_ns)
+    assert failure(observed_ns=stop_ns + S).failed_after(stop_ns)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ async def test_job_is_followed_only_while_a_browser_listens() -> None:
     broadcast = Broadcast(lambda: None)
     assert not broadcast.is_wanted.is_set()
     listener = listening(broadcast)
-    idle = asyncio.ensure_future(broadcast.idle_for(0.0))
+    idle = asyncio.ensure_future(broadcast.wait_until_idle(0.0))
     for _ in range(10):
         await asyncio.sleep(0)
     assert broadcast.is_wanted.is_set()

@@ -10,7 +10,7 @@ from holdfast.views.dashboard.access import (
     SESSIONS_MAX,
     DashboardAccess,
     draw_token,
-    is_on_purpose,
+    has_csrf_token,
 )
 
 TOKEN = draw_token()
@@ -41,9 +41,9 @@ def test_each_session_has_its_own_csrf_value() -> None:
     first, second = sessions
     assert first is not None
     assert second is not None
-    assert is_on_purpose(first, {"x-holdfast-csrf": first.secret})
-    assert not is_on_purpose(first, {"x-holdfast-csrf": second.secret})
-    assert not is_on_purpose(first, {})
+    assert has_csrf_token(first, {"x-holdfast-csrf": first.secret})
+    assert not has_csrf_token(first, {"x-holdfast-csrf": second.secret})
+    assert not has_csrf_token(first, {})
 
 
 def test_wrong_tokens_delay_only_their_address() -> None:

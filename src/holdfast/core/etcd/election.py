@@ -169,14 +169,16 @@ class Election:
         if change.value is None:
             return self._step_down() + self._run()
         if self.is_own(change.value):
-            return self._lead(change.create_revision)
+            return self._become_leader(change.create_revision)
         return self._step_down()
 
     def _found(self, leader: KeyValue | None) -> list[ElectionEffect]:
         if leader is None:
             return self._run()
         if self.is_own(leader.value):
-            return self._lead(leader.create_revision)  # This node led before, and continues.
+            return self._become_leader(
+                leader.create_revision
+            )  # This node led before, and continues.
         return []
 
     def _run(self) -> list[ElectionEffect]:
@@ -197,10 +199,10 @@ class Election:
             return [] if answer.kind is ProblemKind.LEASE_GONE else [FailSession(answer)]
         assert isinstance(answer, TxnDone)
         if answer.succeeded:
-            return self._lead(answer.revision)
+            return self._become_leader(answer.revision)
         return self._found(answer.results[0][0] if answer.results[0] else None)
 
-    def _lead(self, term: int) -> list[ElectionEffect]:
+    def _become_leader(self, term: int) -> list[ElectionEffect]:
         self._campaign = 0
         self.term = term
         return [BecomeLeader(term)]

@@ -97,7 +97,7 @@ from holdfast.core.etcd.witness import (
 )
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
 from holdfast.core.protocol import Ack, Heartbeat, NodeInfo, Status, View
-from holdfast.core.rounds import Rounds, left_by_all
+from holdfast.core.rounds import Rounds, emptied_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -696,7 +696,7 @@ class EtcdSession:
             Delete(one, end_of_prefix(one)) for one in (keys.views, keys.store, keys.shared)
         ]
         if record is not None and record.job.outcome is None:
-            left = left_by_all(record.job)
+            left = emptied_job(record.job)
             unneeded.append(Put(keys.job, pack(JobRecord(left, record.lease)), record.lease))
         fence = (
             Compare(keys.leader, Field.CREATE, 0),

@@ -20,7 +20,7 @@ from holdfast import console
 from holdfast.processes.procfs import exists, is_below_this_process
 from holdfast.timers.reaper import Reaper
 from holdfast.timers.timer_client import TimerClient
-from holdfast.timers.timer_requests import RELEASED, RefusalLog, TimerRequest, is_time
+from holdfast.timers.timer_requests import RELEASED, RefusalLog, TimerRequest, is_valid_expiry
 from holdfast.timers.timer_table import TimerTable
 
 if TYPE_CHECKING:
@@ -267,5 +267,5 @@ def _is_request(found: Any) -> bool:
     return (
         type(getattr(found, "worker_id", None)) is int
         and isinstance(getattr(found, "scope_id", None), str)
-        and is_time(getattr(found, "expiration_time", None))
+        and is_valid_expiry(getattr(found, "expiration_time", None))
     )

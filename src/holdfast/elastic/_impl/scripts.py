@@ -106,7 +106,7 @@ def create_c10d_store(
         )
         try:
             if wait_for_workers:
-                _meet(store, world_size)
+                _join_workers(store, world_size)
         except BaseException:
             store.close()
             raise
@@ -120,7 +120,7 @@ class C10dStore(TCPStore):
     """The requested value; it has no effect."""
 
 
-def _meet(store: TCPStore, world_size: int) -> None:
+def _join_workers(store: TCPStore, world_size: int) -> None:
     """Wait for the other workers, with the keys that torch's processes use."""
     if store.add(f"{MEMBERS}/num_members", 1) == world_size:
         store.set(f"{MEMBERS}/last_member", "<val_ignored>")

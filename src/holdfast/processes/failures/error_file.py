@@ -62,7 +62,7 @@ class ErrorHandler:
         try:
             faulthandler.enable(file=_real_stderr(), all_threads=True)
         except Exception as problem:  # noqa: BLE001 (optional: the worker runs without it)
-            _complain(f"cannot enable the fault handler: {describe(problem)}")
+            _print_error(f"cannot enable the fault handler: {describe(problem)}")
 
     def record_exception(self, e: BaseException) -> None:
         """Write `e` to the error file; do nothing if the variable is unset or empty.
@@ -77,7 +77,7 @@ class ErrorHandler:
             write_whole(path, error_file_content(e))
             e.__dict__["_holdfast_error_file"] = path  # A frozen dataclass rejects `setattr`.
         except Exception as problem:  # noqa: BLE001 (it must not hide the user's exception)
-            _complain(f"cannot write the error file {path}: {describe(problem)}")
+            _print_error(f"cannot write the error file {path}: {describe(problem)}")
 
     def override_error_code_in_rootcause_data(
         self, rootcause_error_file: str, rootcause_error: dict[str, Any], error_code: int = 0
@@ -87,7 +87,7 @@ class ErrorHandler:
         if isinstance(inner, dict):
             inner["errorCode"] = error_code
         else:
-            _complain(
+            _print_error(
                 f"cannot add the exit code {error_code} to the error file {rootcause_error_file}: "
                 f"it has no message object"
             )
@@ -103,16 +103,16 @@ class ErrorHandler:
         try:
             data = read_error_file(rootcause_error_file)
         except (OSError, ValueError) as problem:
-            _complain(f"cannot copy the error file {rootcause_error_file}: {describe(problem)}")
+            _print_error(f"cannot copy the error file {rootcause_error_file}: {describe(problem)}")
             return
         if error_code:
             self.override_error_code_in_rootcause_data(rootcause_error_file, data, error_code)
         if os.path.isfile(path):
-            _complain(f"replacing the error file {path} with {rootcause_error_file}")
+            _print_error(f"replacing the error file {path} with {rootcause_error_file}")
         try:
             write_whole(path, json.dumps(data).encode())
         except Exception as problem:  # noqa: BLE001 (it must not hide the user's exception)
-            _complain(f"cannot write the error file {path}: {describe(problem)}")
+            _print_error(f"cannot write the error file {path}: {describe(problem)}")
 
     def _get_error_file_path(self) -> str | None:
         return os.environ.get(ERROR_FILE_VARIABLE)
@@ -177,7 +177,7 @@ def _record_safely(handler: ErrorHandler, e: Exception) -> None:
         else:
             handler.record_exception(e)
     except Exception as problem:  # noqa: BLE001
-        _complain(f"cannot record the exception of the worker: {describe(problem)}")
+        _print_error(f"cannot record the exception of the worker: {describe(problem)}")
 
 
 def _is_child_failed_error(e: Exception) -> bool:
@@ -290,7 +290,7 @@ def write_whole(path: str, content: bytes, mode: int = 0o666) -> None:
         raise
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     """Print one line on standard error; never raise."""
     try:
         console.warning(" ".join(text.split()))

@@ -51,7 +51,7 @@ class ProcessFailure:
     timestamp: int = later_field(init=False)
     # The end of what the worker wrote to standard error.
     stderr_tail: str = keyword_field(default="", repr=False, kw_only=True)
-    # Whether it happened after the stop of the group began; see `came_after`.
+    # Whether it happened after the stop of the group began; see `failed_after`.
     consequence: bool = keyword_field(default=False, kw_only=True)
     # Whether the signal that stopped the group ended it.
     stopped: bool = keyword_field(default=False, kw_only=True)
@@ -151,7 +151,7 @@ class ProcessFailure:
         """Return when it failed, or a later time if unsure, in nanoseconds since the epoch."""
         return self.traceback_ns() or self.observed_ns
 
-    def came_after(self, moment_ns: int) -> bool:
+    def failed_after(self, moment_ns: int) -> bool:
         """Return whether the worker failed after a moment, such as the start of the stop.
 
         A worker may record its exception and exit much later, after the stop that its peers' deaths
@@ -210,7 +210,7 @@ class ProcessFailure:
         if self.detail and code == -9:
             return "killed by SIGKILL"  # The known reason makes a guess superfluous.
         verb = "terminated" if self.signal_name() == "SIGTERM" else "killed"
-        return f"{verb} by {signals.in_words(-code)}"
+        return f"{verb} by {signals.describe_signal(-code)}"
 
     def summary(self) -> str:
         """Return one line: how it ended, and the reason if known."""
@@ -245,7 +245,7 @@ def failure_of(
         exited.after_stop
         and not exited.stray_signal
         and not traceback_before_stop
-        and failure.came_after(stop_began_ns)
+        and failure.failed_after(stop_began_ns)
     )
     return failure
 
@@ -282,17 +282,17 @@ class ChildFailedError(Exception):
             unjudged = [item for item in self.failures.items() if item[1].place < 0]
             unjudged.sort(key=lambda item: item[1].order)
             return sorted(judged, key=lambda item: item[1].place) + unjudged
-        return [(one.rank, self.failures[one.rank]) for one in self._judge().order]
+        return [(one.rank, self.failures[one.rank]) for one in self._find_first().order]
 
     def rivals(self) -> list[int]:
         """Return the ranks that may have failed first instead, in order."""
         _rank, first = self.get_first_failure()
         return sorted(
-            first.rivals if first.place >= 0 else [one.rank for one in self._judge().rivals]
+            first.rivals if first.place >= 0 else [one.rank for one in self._find_first().rivals]
         )
 
-    def _judge(self) -> Blame:
-        later = self._seen_after()
+    def _find_first(self) -> Blame:
+        later = self._later_exit_times()
         return blame(
             [
                 Suspect(
@@ -307,7 +307,7 @@ class ChildFailedError(Exception):
             ]
         )
 
-    def _seen_after(self) -> dict[int, int]:
+    def _later_exit_times(self) -> dict[int, int]:
         """Return, for each position, the earliest time of a later exit.
 
         The agent saw an exit no later than the next one, even if the times of the failures disagree

@@ -196,7 +196,7 @@ def pack(failures: dict[int, ProcessFailure]) -> bytes:
     workers = [FailedWorker.from_failure(rank, failure) for rank, failure in ordered]
     part = 1
     while True:
-        cut = [_cut(worker, part, whole=place == 0) for place, worker in enumerate(workers)]
+        cut = [_truncated(worker, part, whole=place == 0) for place, worker in enumerate(workers)]
         packed = msgspec.msgpack.encode(cut)
         if len(packed) <= PACKED_BYTES_MAX or part >= PART_MAX:
             return packed
@@ -217,7 +217,7 @@ def unpack(packed: bytes) -> dict[int, ProcessFailure]:
     }
 
 
-def _cut(worker: FailedWorker, part: int, *, whole: bool) -> FailedWorker:
+def _truncated(worker: FailedWorker, part: int, *, whole: bool) -> FailedWorker:
     """Return a worker with its texts cut to the limits divided by `part`."""
     traceback_max, line_max = TRACEBACK_CHARS_MAX // part, LINE_CHARS_MAX // part
     return msgspec.structs.replace(

@@ -110,7 +110,9 @@ class Keeper:
     _prestarted: Keeper | None = None
     _program = b""
     _running: ClassVar[set[Keeper]] = set()
-    _bequeathed: ClassVar[dict[str, int]] = {}  # Folders, each with the thread that created it.
+    _removed_if_killed: ClassVar[
+        dict[str, int]
+    ] = {}  # Folders, each with the thread that created it.
 
     def __init__(self, pid: int, control: socket.socket) -> None:
         from holdfast.net.listening import restore_descriptor_limit
@@ -131,7 +133,7 @@ class Keeper:
         self._thread = get_ident()
         Keeper._running.add(self)
         restore_descriptor_limit(pid)  # Workers inherit the keeper's limit.
-        self._announce_bequest()
+        self._announce_folder()
 
     @classmethod
     def start(cls) -> Keeper:
@@ -212,25 +214,25 @@ class Keeper:
             Keeper._prestarted = None
 
     @classmethod
-    def bequeath(cls, folder: str) -> None:
+    def remove_if_killed(cls, folder: str) -> None:
         """Let the keeper remove a folder if this process is killed. Call this before creating the folder."""
-        cls._bequeathed[folder] = get_ident()
+        cls._removed_if_killed[folder] = get_ident()
         cls._announce_all()
 
     @classmethod
-    def withhold(cls, folder: str) -> None:
-        """Cancel `bequeath`: the folder was removed, or must stay."""
-        if cls._bequeathed.pop(folder, None) is not None:
+    def keep_if_killed(cls, folder: str) -> None:
+        """Cancel `remove_if_killed`: the folder was removed, or must stay."""
+        if cls._removed_if_killed.pop(folder, None) is not None:
             cls._announce_all()
 
     @classmethod
     def _announce_all(cls) -> None:
         for keeper in [*cls._running]:
             if keeper._owner == os.getpid() and keeper._thread == get_ident():
-                keeper._announce_bequest(withheld=True)
+                keeper._announce_folder(withheld=True)
 
-    def _announce_bequest(self, *, withheld: bool = False) -> None:
-        folders = [one for one, thread in self._bequeathed.items() if thread == self._thread]
+    def _announce_folder(self, *, withheld: bool = False) -> None:
+        folders = [one for one, thread in self._removed_if_killed.items() if thread == self._thread]
         if folders or withheld:
             self._send(("inherit", folders))
 

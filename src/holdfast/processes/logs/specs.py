@@ -151,7 +151,7 @@ class DefaultLogsSpecs(LogsSpecs):
             self._root_log_dir = _make_temporary_dir()
             self._is_temporary = True
             if self._is_for_one_launch and self.keeps_nothing:
-                Keeper.bequeath(self._root_log_dir)
+                Keeper.remove_if_killed(self._root_log_dir)
         elif self._root_log_dir != os.devnull:
             _make_dirs(self._root_log_dir)
         return self._root_log_dir
@@ -233,7 +233,7 @@ class DefaultLogsSpecs(LogsSpecs):
         """Remove the root directory and its contents, if it is temporary."""
         if self._is_temporary and not self._is_shared and self._root_log_dir is not None:
             _remove_tree(self._root_log_dir)
-            Keeper.withhold(self._root_log_dir)
+            Keeper.keep_if_killed(self._root_log_dir)
             self._root_log_dir = self._run_dir = None
             self._is_temporary = False
 
@@ -256,7 +256,7 @@ class DefaultLogsSpecs(LogsSpecs):
     def keep(self) -> None:
         """Keep the directory from now on, even if this process is killed."""
         if self._root_log_dir is not None:
-            Keeper.withhold(self._root_log_dir)
+            Keeper.keep_if_killed(self._root_log_dir)
 
     def _discard(
         self, envs: dict[int, dict[str, str]], redirects: dict[int, Std], tees: dict[int, Std]

@@ -19,7 +19,7 @@ from holdfast.processes.signals import (
     DEFAULT_SIGNALS,
     SIGNALS_ENV,
     SignalException,
-    in_words,
+    describe_signal,
     parse_signals,
 )
 
@@ -57,7 +57,7 @@ class RaisedSignals:
 
     def _raise(self, signum: int, _frame: FrameType | None) -> None:
         self._began.set()
-        raise SignalException(f"worker {os.getpid()} received {in_words(signum)}", signum)
+        raise SignalException(f"worker {os.getpid()} received {describe_signal(signum)}", signum)
 
     def _watch(self, read: int) -> None:
         while True:

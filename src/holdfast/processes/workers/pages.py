@@ -349,7 +349,7 @@ class WorkerPages:
     def _make(self) -> None:
         name = f"{FOLDER_PREFIX}{os.getuid()}-{os.urandom(8).hex()}"
         self.folder = os.path.join(self._parent, name)
-        Keeper.bequeath(self.folder)
+        Keeper.remove_if_killed(self.folder)
         try:
             os.mkdir(self.folder, 0o700)
             self._open()
@@ -359,7 +359,7 @@ class WorkerPages:
 
     def _open(self) -> None:
         self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        _hold(self._folder_fd)
+        _lock_folder(self._folder_fd)
         notice = os.path.join(self.folder, NOTICE_NAME)
         os.mkfifo(notice, 0o600)
         self._notice = os.open(notice, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -367,7 +367,7 @@ class WorkerPages:
     def _remove(self) -> None:
         _remove(os.path.join(self.folder, NOTICE_NAME))
         _remove_folder(self.folder)
-        Keeper.withhold(self.folder)
+        Keeper.keep_if_killed(self.folder)
         for fd in (self._notice, self._folder_fd):
             if fd >= 0:
                 os.close(fd)
@@ -386,7 +386,7 @@ def _parent() -> str:
     return os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 (as above)
 
 
-def _hold(folder_fd: int) -> bool:
+def _lock_folder(folder_fd: int) -> bool:
     """Lock a directory of pages; its agent holds the lock until it exits."""
     try:
         fcntl.flock(folder_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -405,7 +405,7 @@ def _sweep(parent: str) -> None:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             continue
-        if os.fstat(fd).st_uid == os.getuid() and _hold(fd):
+        if os.fstat(fd).st_uid == os.getuid() and _lock_folder(fd):
             for inner in _names_in(folder):
                 _remove(os.path.join(folder, inner))
             _remove_folder(folder)

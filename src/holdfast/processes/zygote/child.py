@@ -49,7 +49,7 @@ class Interpreter:
             sys.path.remove(self.path0)
         self.path0 = None
         if kind == "script" and is_importable(what):
-            self.path0 = whole_path(what)
+            self.path0 = absolute_path(what)
         elif not has_safe_path():
             self.path0 = path0_of(kind, what)
         if self.path0 is not None:
@@ -323,7 +323,7 @@ def path0_of(kind: str, what: str) -> str:
     return os.path.dirname(os.path.realpath(what)) if kind == "script" else ""
 
 
-def whole_path(path: str) -> str:
+def absolute_path(path: str) -> str:
     """Return the absolute path of a script; any other path unchanged."""
     return path if os.path.isabs(path) else f"{os.getcwd()}/{path}"
 
@@ -378,7 +378,7 @@ def run_file(path: str) -> None:
     from importlib.machinery import SourceFileLoader, SourcelessFileLoader
     from importlib.util import MAGIC_NUMBER
 
-    whole = whole_path(path)
+    whole = absolute_path(path)
     try:
         with open(whole, "rb") as stream:
             source = stream.read()

@@ -58,7 +58,7 @@ class PythonCommand(Value):
         kind = [] if self.kind == "script" else [f"-{self.kind}"]
         return [self.program, *self.flags, *kind, self.what, *self.args]
 
-    def starts_like(self, other: PythonCommand) -> bool:
+    def has_same_interpreter(self, other: PythonCommand) -> bool:
         """Whether both begin with the same interpreter and options."""
         return (self.program, self.flags) == (other.program, other.flags)
 
@@ -320,7 +320,7 @@ class WarmStart:
         if zygote is None or zygote.is_lost or not zygote.is_ready:
             return False
         command = parse_command(argv)
-        if command is None or not command.starts_like(self._command):
+        if command is None or not command.has_same_interpreter(self._command):
             return False
         return max(fds, default=0) < RESERVED_END and _read_at_start(env) == _read_at_start(
             self._env

@@ -84,7 +84,7 @@ class ZygoteProgram:
     """Imports, then forks. `serve` returns only in the workers."""
 
     def __init__(self, control_fd: int) -> None:
-        self.control = socket.socket(fileno=keep_free(control_fd))
+        self.control = socket.socket(fileno=reserve_descriptors(control_fd))
         self.interpreter = child.Interpreter()
         self.interpreter.command_line.show([sys.executable, "zygote of agent", sys.argv[1]])
         child.set_name("hf-zygote")
@@ -369,7 +369,7 @@ def close_all(fds: Iterable[int]) -> None:
         os.close(fd)
 
 
-def keep_free(control_fd: int) -> int:
+def reserve_descriptors(control_fd: int) -> int:
     """Reserve the numbers of the workers' descriptors; return the new number of the socket."""
     moved = fcntl.fcntl(control_fd, fcntl.F_DUPFD_CLOEXEC, RESERVED_END)
     null = os.open(os.devnull, os.O_RDONLY)

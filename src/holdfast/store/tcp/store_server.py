@@ -517,11 +517,11 @@ class ServingLoop:
             connection.greet = None
             self._on_ready(connection)
         elif self._admission.is_awaited():
-            self._hold(connection)
+            self._pause_reading(connection)
         else:
             self._refuse(connection)
 
-    def _hold(self, connection: StoreConnection) -> None:
+    def _pause_reading(self, connection: StoreConnection) -> None:
         """Do not read from a connection until an agent attests its host."""
         self._half_open.remove(connection)
         self._resume_accepting()
@@ -554,10 +554,10 @@ class ServingLoop:
             return
         purpose = store_proof.FORWARD if access.mode == PRIVATE else store_proof.ATTEST
         connection.proof = store_proof.StoreProof(access.key, access.generation, purpose)
-        connection.greet = self._prove
-        self._prove(connection)
+        connection.greet = self._continue_proof
+        self._continue_proof(connection)
 
-    def _prove(self, connection: StoreConnection) -> None:
+    def _continue_proof(self, connection: StoreConnection) -> None:
         """Process the next part of an agent's proof."""
         assert connection.proof is not None
         try:

@@ -120,7 +120,7 @@ class DashboardAccess:
         self._sessions.pop(_digest(session_id), None)
 
 
-def is_on_purpose(session: LoginSession, headers: Mapping[str, str]) -> bool:
+def has_csrf_token(session: LoginSession, headers: Mapping[str, str]) -> bool:
     """Whether a request has the secret of its session, which only a page of this dashboard sends."""
     return hmac.compare_digest(headers.get(CSRF_HEADER, "").encode(), session.secret.encode())
 

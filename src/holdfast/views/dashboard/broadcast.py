@@ -111,7 +111,7 @@ class Broadcast:
             self.is_wanted.clear()
             self._left.set()
 
-    async def idle_for(self, seconds: float) -> None:
+    async def wait_until_idle(self, seconds: float) -> None:
         """Return once there have been no listeners for this long."""
         while True:
             self._left.clear()

@@ -85,7 +85,7 @@ class WatchedJob:
         while True:
             await self.broadcast.is_wanted.wait()
             feeding = asyncio.ensure_future(Feed(self._connect, self._model, self._changed).run())
-            idle = asyncio.ensure_future(self.broadcast.idle_for(IDLE_S))
+            idle = asyncio.ensure_future(self.broadcast.wait_until_idle(IDLE_S))
             try:
                 await asyncio.wait((feeding, idle), return_when=asyncio.FIRST_COMPLETED)
                 if feeding.done():
@@ -150,7 +150,7 @@ class WatchedJob:
         groups = grouped([(one.rank, one.text) for node in found for one in node.workers])
         return {
             "groups": [
-                {"place": one.place, "ranks": one.ranks, "text": visible(one.text)}
+                {"frame": one.frame, "ranks": one.ranks, "text": visible(one.text)}
                 for one in groups
             ],
             "problems": [f"{node.node}: {node.problem}" for node in found if node.problem],

@@ -33,7 +33,7 @@ from holdfast.core.limits import (
 )
 from holdfast.core.requests import Action
 from holdfast.views import report
-from holdfast.views.dashboard.access import DashboardAccess, LoginSession, is_on_purpose
+from holdfast.views.dashboard.access import DashboardAccess, LoginSession, has_csrf_token
 from holdfast.views.stages import MEANINGS
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Gate:
             if path == "/" and not changes:
                 return RedirectResponse("/login", 303)
             return problem_of(Refused(401, "log in first"))
-        if changes and not is_on_purpose(session, headers):
+        if changes and not has_csrf_token(session, headers):
             return problem_of(Refused(403, "the request lacks the secret of its session"))
         return None
 

@@ -213,13 +213,15 @@ def _timeline(report: Report) -> str:
     for part in report.node_spans:
         if part.node in places:
             y = LANE_HEIGHT * places[part.node] + 5
-            title = f"{shown(part.node)}: generation {part.generation}, {_from_to(part.from_s, part.to_s)}"
+            title = f"{shown(part.node)}: generation {part.generation}, {_span_text(part.from_s, part.to_s)}"
             rows.append(
                 f'<rect class="g{part.generation % 2}" x="{percent(part.from_s, whole)}" y="{y}" '
                 f'width="{percent(part.to_s - part.from_s, whole)}" height="{LANE_HEIGHT - 10}">'
                 f"<title>{title}</title></rect>"
             )
-    rows += [_cross(node, places[node.name], report) for node in lanes if node.state == "lost"]
+    rows += [
+        _failure_mark(node, places[node.name], report) for node in lanes if node.state == "lost"
+    ]
     ticks = "".join(
         f'<line x1="{percent(at, whole)}" x2="{percent(at, whole)}" y1="0" y2="{height - 18}"/>'
         f'<text x="{percent(at, whole)}" y="{height - 4}">{text}</text>'
@@ -265,7 +267,7 @@ def _lane(at: int) -> str:
 
 def _span(one: SpanEntry, whole: float) -> str:
     where = f"generation {one.generation}: " if one.generation is not None else ""
-    title = f"{where}{one.stage}, {_from_to(one.from_s, one.to_s)}"
+    title = f"{where}{one.stage}, {_span_text(one.from_s, one.to_s)}"
     rect = (
         f'<rect class="{one.stage}" x="{percent(one.from_s, whole)}" y="3" '
         f'width="{percent(one.to_s - one.from_s, whole)}" height="{LANE_HEIGHT - 6}">'
@@ -285,7 +287,7 @@ def _number(one: GenerationEntry, whole: float) -> str:
     return f'<text class="on" x="{x}" y="17" text-anchor="middle">{one.number}</text>'
 
 
-def _cross(node: NodeEntry, at: int, report: Report) -> str:
+def _failure_mark(node: NodeEntry, at: int, report: Report) -> str:
     ends = [part.to_s for part in report.node_spans if part.node == node.name]
     end = max(ends, default=node.ended_s)
     x, y = percent(end, report.duration_s), LANE_HEIGHT * at
@@ -296,7 +298,7 @@ def _cross(node: NodeEntry, at: int, report: Report) -> str:
     )
 
 
-def _from_to(begun: float, end: float) -> str:
+def _span_text(begun: float, end: float) -> str:
     return f"{duration(end - begun)} from {duration(begun)}"
 
 
@@ -400,7 +402,7 @@ def _progress(report: Report) -> str:
     low_step, high_step = _range_of_steps(found)
     tops = sorted(one for one in found.rate_max if one is not None)
     # Rates of very short periods can be outliers, which are cut off.
-    high_rate = plots.nice_top(1.05 * tops[int(0.99 * (len(tops) - 1))] if tops else 1.0)
+    high_rate = plots.axis_end(1.05 * tops[int(0.99 * (len(tops) - 1))] if tops else 1.0)
     steps, rates = (
         _lines(found, "steps", low_step, high_step),
         _lines(found, "rates", 0.0, high_rate),
@@ -469,7 +471,7 @@ def _range_of_steps(found: StepProgress) -> tuple[float, float]:
     low = min((one for one in found.step_min if one is not None), default=0)
     high = max((one for one in found.step_max if one is not None), default=1)
     if 0 <= low < 0.5 * high:
-        return 0.0, plots.nice_top(high)
+        return 0.0, plots.axis_end(high)
     return float(low), float(max(high, low + 1))
 
 
@@ -526,7 +528,7 @@ def _nodes(report: Report) -> str:
             f"<tr><td>{shown(one.name)}</td><td>{shown(one.host)}</td>"
             f'<td><span class="pill {escape(one.state)}">{shown(one.state)}</span> {shown(one.reason)}</td>'
             f'<td class="n">{duration(one.began_s)}</td><td class="n">{duration(one.ended_s)}</td>'
-            f"<td>{_spelled(one.generations)}</td><td>{escape(one.ranks)}</td>"
+            f"<td>{_ranges_text(one.generations)}</td><td>{escape(one.ranks)}</td>"
             f'<td class="n">{clock}</td></tr>'
         )
     heads = ("node", "host", "end")
@@ -538,7 +540,7 @@ def _nodes(report: Report) -> str:
     )
 
 
-def _spelled(numbers: Iterable[int]) -> str:
+def _ranges_text(numbers: Iterable[int]) -> str:
     return escape(format_ranges(numbers)) or "none"
 
 

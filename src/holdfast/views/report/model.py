@@ -28,9 +28,9 @@ from holdfast.control.history import (
     merge,
     node_end,
     note_unrecorded,
-    ran_until,
     seconds_of,
     spans_of,
+    workers_ended_at,
 )
 from holdfast.control.step_rates import Samples, StepProgress, progress_of
 from holdfast.numa.affinity import format_ranges
@@ -243,9 +243,9 @@ class _Axis:
 
     def of(self, node: NodeRun, at: float) -> float:
         """Return a time of a node's monotonic clock on the axis."""
-        return self.of_wall(node, node.wall(at))
+        return self.axis_time_of_wall(node, node.wall(at))
 
-    def of_wall(self, node: NodeRun, wall: float) -> float:
+    def axis_time_of_wall(self, node: NodeRun, wall: float) -> float:
         return max(0.0, wall + self._shifts[id(node)] - self.zero)
 
 
@@ -302,7 +302,7 @@ class _Merged:
         return found
 
     def failed_at(self, node: NodeRun, one: WorkerFailure) -> float:
-        return self.axis.of_wall(node, one.wall)
+        return self.axis.axis_time_of_wall(node, one.wall)
 
 
 class _Description:
@@ -432,7 +432,9 @@ class _Description:
         later = [number for number in node.generations if number > one.number]
         following = self.merged_at[min(later)].part(node) if later else None
         is_newest = one is self.merged[-1]
-        end = ran_until(part, following, None if is_newest else one.history, self._end_of(node))
+        end = workers_ended_at(
+            part, following, None if is_newest else one.history, self._end_of(node)
+        )
         return NodeSpan(
             node=node.run.node,
             generation=one.number,
@@ -499,7 +501,7 @@ class _Description:
         final = self._final()
         if final is not None and self.merged and not self._has_failure(final):
             first = self.axis.first
-            at = self.axis.of_wall(first, final.first.time_ns / 1e9)
+            at = self.axis.axis_time_of_wall(first, final.first.time_ns / 1e9)
             number = self.merged[-1].number
             found.append(self._failure(number, "", final.first.host, at, final.first.failure))
         if len(found) > FAILURES_SHOWN:
@@ -563,7 +565,7 @@ class _Description:
             host=node.host.name,
             pid=node.host.pid,
             folder=node.folder,
-            began_s=_round(self.axis.of_wall(node, node.run.wall)),
+            began_s=_round(self.axis.axis_time_of_wall(node, node.run.wall)),
             ended_s=_round(self._end_of(node)),
             state=state,
             reason=reason,

@@ -60,7 +60,7 @@ def time_axis(seconds: float) -> str:
     return f'<svg aria-hidden="true">{labels}</svg>'
 
 
-def nice_top(value: float) -> float:
+def axis_end(value: float) -> float:
     """Return the end of an axis that begins at 0."""
     if value <= 0:
         return 1.0

@@ -149,7 +149,7 @@ def _stage(name: Stage) -> Callable[[Any, int], list[Cell]]:
     return cells
 
 
-def _bar(row: GenerationRow, width: int) -> list[Cell]:
+def _stage_bar(row: GenerationRow, width: int) -> list[Cell]:
     """Return the stages of a restart as a bar."""
     total = row.down_s
     if not total:
@@ -182,17 +182,17 @@ TIMELINE = (
     Column("START", 6, _stage(Stage.START), right=True, kind="stage-start"),
     Column("WARMUP", 6, _stage(Stage.WARMUP), right=True, kind="stage-warmup"),
     Column("DOWN", 6, _plain(lambda row: duration(row.down_s or None)), right=True, from_width=110),
-    Column("STAGES", 16, _bar, flex=1, from_width=110),
+    Column("STAGES", 16, _stage_bar, flex=1, from_width=110),
     Column("ENDED BY", 12, _ended, flex=3),
 )  # fmt: skip
 
 
-def _when(event: EventRecord) -> str:
+def _time_text(event: EventRecord) -> str:
     return time.strftime("%H:%M:%S", time.localtime(event.wall))
 
 
 EVENTS = (
-    Column("TIME", 8, _plain(_when, "dim")),
+    Column("TIME", 8, _plain(_time_text, "dim")),
     Column("NODE", 10, _name(lambda row: row.source or "job"), flex=1),
     Column(
         "EVENT",
@@ -238,7 +238,7 @@ def head(job: LiveJob, width: int, now: float) -> list[list[Cell]]:
     return [
         top + _joined(first, width - _width(top)),
         [(" ", ""), *_joined(second, width - 1)],
-        [(" ", ""), *_news(job, width - 1, now)],
+        [(" ", ""), *_newest_event(job, width - 1, now)],
     ]
 
 
@@ -257,7 +257,7 @@ def _all_run(job: LiveJob) -> bool:
     return job.header.running == job.header.ranks
 
 
-def _news(job: LiveJob, width: int, now: float) -> list[Cell]:
+def _newest_event(job: LiveJob, width: int, now: float) -> list[Cell]:
     one = job.header
     if job.problem:
         if one.outcome or job.ended:
@@ -335,4 +335,4 @@ def generation_in_full(row: GenerationRow) -> str:
 def event_in_full(row: EventRecord) -> str:
     """Return an event in full."""
     rank = f" · rank {row.rank}" if row.rank >= 0 else ""
-    return f"{_when(row)} · {row.source or 'job'}{rank} · {row.text or row.kind.value}"
+    return f"{_time_text(row)} · {row.source or 'job'}{rank} · {row.text or row.kind.value}"

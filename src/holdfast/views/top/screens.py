@@ -184,7 +184,7 @@ class TextScreen(Screen[None]):
         self.view.move_to_found(by)
 
     @on(Input.Changed)
-    def _look_for(self, event: Input.Changed) -> None:
+    def _search(self, event: Input.Changed) -> None:
         found = self.view.find(event.value)
         self.note(f"{found} lines contain {event.value!r}" if event.value else "")
 
@@ -306,10 +306,10 @@ class StacksScreen(TextScreen):
 
         found = await asyncio.gather(*(query(node) for node in self._queried))
         groups = grouped([(one.rank, one.text) for node in found for one in node.workers])
-        lines = [(f"{group.who}: {group.place}", "accent") for group in groups]
+        lines = [(f"{group.ranks_text}: {group.frame}", "accent") for group in groups]
         lines += [(f"{node.node}: {node.problem}", "bad") for node in found if node.problem]
         for group in groups:
-            lines += [("", ""), (f"{group.who}: {group.place}", "accent")]
+            lines += [("", ""), (f"{group.ranks_text}: {group.frame}", "accent")]
             lines += [(f"  {shown(line)}", "") for line in group.text.rstrip().split("\n")]
         self.view.add(lines)
         self.note("" if groups else "no stacks")

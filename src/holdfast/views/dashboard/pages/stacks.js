@@ -18,7 +18,7 @@ export function stacks(element) {
       groups.replaceChildren(
         ...found.problems.map((problem) => h("p", { class: "problem" }, problem)),
         ...found.groups.map((one, at) => h("details", at === 0 ? { open: true } : {},
-          h("summary", {}, h("strong", {}, one.ranks.length === 1 ? `rank ${one.ranks[0]}` : `${one.ranks.length} ranks`), " ", h("span", { class: "dim" }, one.ranks.length === 1 ? "" : ranges(one.ranks)), " ", one.place),
+          h("summary", {}, h("strong", {}, one.ranks.length === 1 ? `rank ${one.ranks[0]}` : `${one.ranks.length} ranks`), " ", h("span", { class: "dim" }, one.ranks.length === 1 ? "" : ranges(one.ranks)), " ", one.frame),
           h("div", {}, h("pre", { tabindex: 0 }, one.text)))));
     } catch (error) {
       status.textContent = error.message;
