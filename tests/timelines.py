@@ -26,6 +26,7 @@ class Timeline:
         self, node: str = "a", ranks: tuple[int, ...] = (0, 1), *, ahead: float = 0.0, rank: int = 0
     ) -> None:
         self.lines: list[bytes] = []
+        self.events: list[lifecycle.LifecycleEvent] = []
         self.node = node
         self._ranks = ranks
         self._node_rank = rank
@@ -37,6 +38,7 @@ class Timeline:
         self.lines.append(line.serialize().encode() + b"\n")
 
     def note(self, event: lifecycle.LifecycleEvent) -> None:
+        self.events.append(event)
         self._recorder(event)
 
     def at(self, since: float) -> float:

@@ -225,7 +225,8 @@ async def list_jobs(args: argparse.Namespace) -> None:
             print_json(row)
     elif rows:
         heads = [name.upper() for name in rows[0]]
-        print_text(tables.table([heads, *([*row.values()] for row in rows)]))
+        cells = [["-" if one is None else one for one in row.values()] for row in rows]
+        print_text(tables.table([heads, *cells]))
     elif choice.names_endpoint:
         print_problem("no job runs there")
     else:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from enum import StrEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -34,7 +34,7 @@ from holdfast.printable import one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from holdfast.wire.messages import NodeReport, NodeSummary
+    from holdfast.wire.messages import NodeSummary
 
 GENERATIONS_MAX = 512
 """Generations to keep per node. Of older generations, only the useful time is kept."""
@@ -804,12 +804,23 @@ class History:
         """Return how much of that time was useful."""
         end = now if self.ended_at is None else self.ended_at
         generations = [*self.generations.values()]
-        if generations and generations[-1].reason == StopReason.SUCCEEDED.value:
-            # This node's workers succeeded; the workers of other nodes may still run.
+        newest = generations[-1] if generations else None
+        if newest is not None and newest.nodes != 1 and newest.reason == StopReason.SUCCEEDED.value:
+            # This node's workers succeeded; those of other nodes, if there are any, may still run.
             replace = msgspec.structs.replace
-            generations[-1] = replace(generations[-1], stopping_at=None, stopped_at=None)
+            generations[-1] = replace(newest, stopping_at=None, stopped_at=None)
         spans = spans_of(generations, self._dropped_until, end, by_steps=self.counts_steps)
         return self._dropped_useful_s + useful_s(spans)
+
+    def time(self, now: float) -> NodeTime:
+        """Return how the node has spent its time."""
+        return NodeTime(
+            generation=max(self.generations, default=-1),
+            elapsed_s=self.elapsed_s(now),
+            standby_s=self.standby_s(now),
+            useful_s=self.useful_s(now),
+            counts_steps=self.counts_steps,
+        )
 
 
 class Span(NamedTuple):
@@ -871,11 +882,6 @@ def useful_s(spans: Iterable[Span]) -> float:
     return seconds_of(spans)[Stage.USEFUL]
 
 
-def goodput(useful_s: float, wanted_s: float) -> float:
-    """Return the share of the time that was useful; `wanted_s` excludes the time as a standby."""
-    return useful_s / wanted_s if wanted_s > 0 else 0.0
-
-
 class Goodput(NamedTuple):
     """The share of time that was useful."""
 
@@ -888,14 +894,47 @@ class Goodput(NamedTuple):
         return "goodput (upper bound)" if self.is_upper_bound else "goodput"
 
 
-def goodput_of(reports: Iterable[NodeReport]) -> Goodput | None:
-    """Return the goodput of a job from its nodes' reports; None without reports."""
-    found = [*reports]
+class SpentTime(Protocol):
+    """How a node has spent its time: a `NodeTime` or a `NodeReport`."""
+
+    @property
+    def generation(self) -> int: ...
+    @property
+    def elapsed_s(self) -> float: ...
+    @property
+    def standby_s(self) -> float: ...
+    @property
+    def useful_s(self) -> float: ...
+    @property
+    def counts_steps(self) -> bool: ...
+
+
+class NodeTime(NamedTuple):
+    """How a node has spent its time, by its own record."""
+
+    generation: int
+    """Its newest one; -1 until it has started workers."""
+    elapsed_s: float
+    standby_s: float
+    useful_s: float
+    counts_steps: bool
+
+
+def goodput_of(nodes: Iterable[SpentTime]) -> Goodput | None:
+    """Return the goodput of a job from the times of its nodes; None before it has started workers.
+
+    The nodes in the newest generation count; if some of them have workers that report steps, only those.
+    """
+    found = [*nodes]
+    newest = max((one.generation for one in found), default=-1)
+    found = [one for one in found if one.generation == newest]
+    by_steps = [one for one in found if one.counts_steps]
+    found = by_steps or found
     wanted_s = sum(max(0.0, one.elapsed_s - one.standby_s) for one in found)
-    if not wanted_s:
+    if newest < 0 or not wanted_s:
         return None
-    by_steps = any(one.counts_steps for one in found)
-    return Goodput(goodput(sum(one.useful_s for one in found), wanted_s), not by_steps)
+    share = sum(one.useful_s for one in found) / wanted_s
+    return Goodput(min(1.0, share), not by_steps)  # A damaged record may contradict itself.
 
 
 def state_of(node: NodeSummary) -> str:

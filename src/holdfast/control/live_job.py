@@ -89,8 +89,8 @@ class Header(msgspec.Struct, kw_only=True):
     """The number of running ranks."""
     elapsed_s: float = 0.0
     goodput: float | None = None
-    """See `control.history`."""
-    goodput_is_upper_bound: bool = True
+    """See `control.history`; None before workers were started."""
+    goodput_is_upper_bound: bool = False
     step_min: int = -1
     step_max: int = -1
     rate: float | None = None
@@ -467,7 +467,7 @@ class LiveJob:
             running=sum(node.running for node in self.nodes),
             elapsed_s=max((one.elapsed_s for one in reports), default=0.0),
             goodput=goodput.share if goodput is not None else None,
-            goodput_is_upper_bound=goodput is None or goodput.is_upper_bound,
+            goodput_is_upper_bound=goodput is not None and goodput.is_upper_bound,
             step_min=min(steps, default=-1),
             step_max=max(steps, default=-1),
             rate=statistics.median(rates) if rates else None,

@@ -702,7 +702,6 @@ def live_workers(agent: ControlledAgent) -> list[tuple[int, int]]:
 
 def report_of(agent: ControlledAgent, history: History, *, workers: bool = True) -> NodeReport:
     """Return the state of an agent and its workers; call it in the agent's loop."""
-    machine = agent.machine
     handler: Any = agent.group.spec.rdzv_handler
     now = time.monotonic()
     reports: list[WorkerReport] = []
@@ -732,12 +731,8 @@ def report_of(agent: ControlledAgent, history: History, *, workers: bool = True)
         run_id=handler.get_run_id(),
         node=node_name(agent),
         state=history.node_state,
-        generation=machine.generation,
-        elapsed_s=history.elapsed_s(now),
-        standby_s=history.standby_s(now),
-        useful_s=history.useful_s(now),
-        counts_steps=history.counts_steps,
         workers=reports,
+        **history.time(now)._asdict(),
     )
 
 
@@ -776,8 +771,8 @@ def own_summary(agent: ControlledAgent, report: NodeReport) -> JobSummary:
     return JobSummary(
         run_id=report.run_id,
         phase="active" if report.state in ("running", "stopping") else report.state,
-        round=machine.generation,
-        generation=machine.generation,
+        round=report.generation,
+        generation=report.generation,
         restarts=machine.restart_count,
         max_restarts=machine.budget.max_restarts,
         present=nodes,

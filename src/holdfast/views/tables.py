@@ -47,12 +47,26 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 86_400}d{whole % 86_400 // 3600:02d}h"
 
 
+def share(value: float | None) -> str:
+    """Return a share as a percentage, `-` if it is unknown."""
+    if value is None:
+        return "-"
+    if 0 < value < 0.0005:
+        return "<0.1 %"
+    return f"{100 * value:.1f} %" if value < 0.9995 else "100 %"
+
+
+def generation(number: int) -> str:
+    """Return the number of a generation, `-` before the first one."""
+    return str(number) if number >= 0 else "-"
+
+
 def job_row(job: JobSummary) -> dict[str, Any]:
     """Return the row of `ps` for a job at a coordinator or on etcd."""
     return {
         "job": job.run_id,
         "state": job.outcome or job.phase,
-        "generation": job.generation,
+        "generation": _known(job.generation),
         "nodes": job.present,
         "restarts": f"{job.restarts}/{job.max_restarts}",
     }
@@ -78,7 +92,7 @@ def agent_row(agent: Here) -> dict[str, Any]:
     return {
         "job": agent.run_id,
         "state": agent.state,
-        "generation": agent.generation,
+        "generation": _known(agent.generation),
         "workers": agent.workers,
         "pid": agent.pid,
         "node": agent.node or "-",
@@ -86,6 +100,10 @@ def agent_row(agent: Here) -> dict[str, Any]:
         "program": agent.program,
         "age": duration(agent.elapsed_s),
     }
+
+
+def _known(number: int) -> int | None:
+    return number if number >= 0 else None
 
 
 class LogPrinter:
@@ -125,12 +143,12 @@ class LogPrinter:
 def status_text(job: JobSummary, unreached: Sequence[str] = ()) -> str:
     """Return the state of a job, and a line for each node that sent no report."""
     state = job.outcome or job.phase
-    head = f"job {job.run_id!r}: {state}, generation {job.generation}"
+    head = f"job {job.run_id!r}: {state}, generation {generation(job.generation)}"
     if job.round >= 0:
         head += f", round {job.round}"
     goodput = goodput_of(one.report for one in job.nodes if one.report is not None)
-    if goodput is not None:
-        head += f", {goodput.name} {100 * goodput.share:.0f} %"
+    name = goodput.name if goodput is not None else "goodput"
+    head += f", {name} {share(goodput.share if goodput is not None else None)}"
     lines = [
         head,
         f"nodes {job.members} of {job.min_nodes}:{job.max_nodes}, {job.present} connected",

@@ -325,6 +325,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     incarnation: Incarnation = 0
     state: Name = ""
     generation: Number = -1
+    """Its newest one; -1 until it has started workers."""
     elapsed_s: Seconds = 0.0
     """How long its run has lasted."""
     standby_s: Seconds = 0.0

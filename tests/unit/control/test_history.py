@@ -19,6 +19,7 @@ from holdfast.control.history import (
     History,
     JobState,
     NodeState,
+    NodeTime,
     Stage,
     end_of,
     goodput_of,
@@ -252,16 +253,16 @@ def test_standby_time_is_counted() -> None:
 
 
 def test_goodput_is_an_upper_bound_unless_a_node_counts_steps() -> None:
-    def report(useful_s: float, *, counts_steps: bool = False) -> NodeReport:
-        return NodeReport(
-            run_id="job", node="a", elapsed_s=12.0, standby_s=2.0, useful_s=useful_s,
-            counts_steps=counts_steps,
-        )  # fmt: skip
+    def time(useful_s: float, *, generation: int = 1, counts_steps: bool = False) -> NodeTime:
+        return NodeTime(generation, 12.0, 2.0, useful_s, counts_steps)
 
     assert goodput_of([]) is None
-    assert goodput_of([report(9.0), report(7.0)]) == Goodput(0.8, is_upper_bound=True)
-    exact = goodput_of([report(9.0), report(7.0, counts_steps=True)])
-    assert exact is not None
+    assert goodput_of([time(0.0, generation=-1)]) is None, "it has not started workers"
+    assert goodput_of([time(9.0), time(7.0)]) == Goodput(0.8, is_upper_bound=True)
+    others = [time(9.0), time(1.0, generation=0), time(0.0, generation=-1)]
+    assert goodput_of(others) == Goodput(0.9, is_upper_bound=True)
+    exact = goodput_of([time(9.0), time(7.0, counts_steps=True)])
+    assert exact == Goodput(0.7, is_upper_bound=False), "only this node knows what was repeated"
     assert exact.name == "goodput"
 
 

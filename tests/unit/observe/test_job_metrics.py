@@ -143,7 +143,9 @@ def test_progress_is_read_outside_the_lock() -> None:
 
 def test_every_family_is_declared_and_in_the_guide() -> None:
     page = Page(
-        [*first_start(), exited(20.0, 0, failed=False)], progress=lambda: [(4, 1, 0.5, "a")]
+        [*first_start(), exited(20.0, 0, failed=False)],
+        now=21.0,
+        progress=lambda: [(4, 1, 0.5, "a")],
     )
     seen, labels = {}, {}
     for family in page.families:

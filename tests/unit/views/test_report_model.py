@@ -175,7 +175,7 @@ def test_job_without_a_round_has_a_report() -> None:
     node.run()
     node.end(60.0, "error", "Traceback:\nholdfast.RendezvousTimeoutError: only 1 of 2 nodes came")
     report = report_of(node)
-    assert (report.outcome.state, report.goodput) == ("error", 0.0)
+    assert (report.outcome.state, report.goodput) == ("error", None)
     assert costs_of(report) == {"regroup": 60.0}
 
 

@@ -20,7 +20,7 @@ from holdfast.control.history import (
     RestartReason,
     Stage,
     WorkerState,
-    goodput,
+    goodput_of,
     outage_s,
     restart_reason,
     restart_stages,
@@ -93,7 +93,10 @@ FAMILIES = {
     "holdfast_rendezvous_failures_total": ("counter", "Rendezvous that failed"),
     "holdfast_elapsed_seconds_total": ("counter", "Time since the run started"),
     "holdfast_useful_seconds_total": ("counter", "Time that was useful, see goodput"),
-    "holdfast_goodput_ratio": ("gauge", "Share of the time that was useful"),
+    "holdfast_goodput_ratio": (
+        "gauge",
+        "Share of this run's time that was useful, by this node's record",
+    ),
     "holdfast_timers_expired_total": ("counter", "Watchdog timers of workers that expired"),
     "holdfast_worker_step": ("gauge", "Step that a worker reported last"),
     "holdfast_worker_heartbeat_age_seconds": ("gauge", "Time since a worker's last heartbeat"),
@@ -217,9 +220,10 @@ class JobMetrics:
             found["holdfast_restarts_total"].add(count, run_id=run_id, reason=reason.value)
         for stage, times in restarts.stages.items():
             found["holdfast_recovery_seconds"].add(times.copy(), run_id=run_id, stage=stage.value)
-        elapsed_s = self._past_elapsed_s + history.elapsed_s(now)
-        useful_s = self._past_useful_s + history.useful_s(now)
-        wanted_s = elapsed_s - history.standby_s(now)
+        spent = history.time(now)
+        elapsed_s = self._past_elapsed_s + spent.elapsed_s
+        useful_s = self._past_useful_s + spent.useful_s
+        goodput = goodput_of([spent])
         # Counters must never decrease: Prometheus would assume a restart from 0.
         self._shown_elapsed_s = max(self._shown_elapsed_s, elapsed_s)
         self._shown_useful_s = max(self._shown_useful_s, useful_s)
@@ -229,9 +233,11 @@ class JobMetrics:
             ("holdfast_rendezvous_failures_total", self._rendezvous_failures),
             ("holdfast_elapsed_seconds_total", self._shown_elapsed_s),
             ("holdfast_useful_seconds_total", self._shown_useful_s),
-            ("holdfast_goodput_ratio", goodput(useful_s, wanted_s)),
+            ("holdfast_goodput_ratio", goodput.share if goodput is not None else None),
             ("holdfast_timers_expired_total", self._expired),
         ):
+            if value is None:
+                continue
             found[name].add(value, run_id=run_id)
 
     def _add_progress(self, found: dict[str, Family], run_id: str) -> None:

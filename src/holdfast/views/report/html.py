@@ -20,6 +20,7 @@ from holdfast.processes.failures.tracebacks import readable_lines
 from holdfast.views.report import plots
 from holdfast.views.report.plots import duration, percent
 from holdfast.views.stages import MEANINGS
+from holdfast.views.tables import share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -124,7 +125,8 @@ def _header(report: Report) -> str:
 
 
 def _figures(report: Report) -> str:
-    good = "goodput" if report.measure == "progress" else "goodput (upper bound)"
+    is_bound = report.goodput is not None and report.measure == "running"
+    good = "goodput (upper bound)" if is_bound else "goodput"
     nodes = {name for one in report.generations[-1:] for name in one.nodes}
     workers = f"{len(nodes)} &times; {report.world_size // len(nodes)}" if nodes else "0"
     if nodes and report.world_size % len(nodes):
@@ -151,10 +153,8 @@ def _figures(report: Report) -> str:
     )
 
 
-def _share(value: float) -> str:
-    if 0 < value < 0.0005:
-        return "< 0.1 %"
-    return f"{100 * value:.1f} %" if value < 0.9995 else "100 %"
+def _share(value: float | None) -> str:
+    return escape(share(value)) if value is not None else "&ndash;"
 
 
 # The time in each stage.
@@ -169,6 +169,8 @@ def _where_the_time_went(report: Report) -> str:
         "the time in which all workers ran. The report cannot tell which part of it was repeated after a "
         "restart, so this is an upper bound."
     )
+    if len(report.nodes) > 1:
+        how += " Goodput combines the times of the nodes; a stage below is one of the whole job."
     place = 0.0
     bars = []
     for cost in report.costs:

@@ -23,7 +23,7 @@ from holdfast.control.history import (
     RunEnd,
     Stage,
     end_of,
-    goodput,
+    goodput_of,
     job_end,
     merge,
     node_end,
@@ -183,7 +183,8 @@ class Report(Struct, kw_only=True):
     began: str
     """ISO 8601, UTC, by the first node's clock."""
     duration_s: float
-    goodput: float
+    goodput: float | None
+    """None if no workers were started."""
     measure: str
     """`progress`, or `running` if goodput is an upper bound."""
     restarts: int
@@ -346,6 +347,7 @@ class _Description:
     def report(self) -> Report:
         run = self.axis.first.run
         costs = seconds_of(self.spans)
+        goodput = goodput_of(node.history.time(node.until) for node in self.nodes)
         outcome = self._outcome()
         failures = self._failures()
         self._note_missing_data(outcome)
@@ -356,8 +358,8 @@ class _Description:
             outcome=outcome,
             began=_iso(self.axis.zero),
             duration_s=_round(self.end_s),
-            goodput=_round(goodput(costs[Stage.USEFUL], self.end_s)),
-            measure="progress" if self.uses_steps else "running",
+            goodput=_rounded(goodput.share if goodput is not None else None),
+            measure="running" if goodput is None or goodput.is_upper_bound else "progress",
             restarts=max((one.restarts for one in self.generations), default=0),
             max_restarts=run.max_restarts,
             world_size=self.generations[-1].world_size if self.generations else 0,

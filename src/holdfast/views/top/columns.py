@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.cells import cell_len, set_cell_size
 
 from holdfast.control.history import RESTART_STAGES, Stage
-from holdfast.views.tables import duration
+from holdfast.views.tables import duration, generation, share
 from holdfast.views.top.table import Cell, Column
 
 if TYPE_CHECKING:
@@ -211,11 +211,10 @@ def head(job: LiveJob, width: int, now: float) -> list[list[Cell]]:
     one = job.header
     if not one.run_id:
         return [[("holdfast top", "accent")], [], [(job.problem, "warn")]]
-    goodput = "-" if one.goodput is None else f"{100 * one.goodput:.1f} %"
-    goodput = f"≤{goodput}" if one.goodput is not None and one.goodput_is_upper_bound else goodput
+    goodput = f"{'≤' if one.goodput_is_upper_bound else ''}{share(one.goodput)}"
     spares = one.present - one.members
     first = [
-        [("generation " if width >= 100 else "gen ", "dim"), (f"{one.generation}", "")],
+        [("generation " if width >= 100 else "gen ", "dim"), (generation(one.generation), "")],
         [("restarts ", "dim"), (f"{one.restarts}/{one.max_restarts}", _budget_kind(job))],
         [("goodput ", "dim"), (goodput, "")],
         [("up ", "dim"), (duration(one.elapsed_s), "")],
@@ -311,7 +310,7 @@ def node_in_full(row: NodeRow) -> str:
         row.address,
         row.state,
         f"ranks {row.ranks_text}" if row.ranks_text else "no ranks",
-        f"generation {row.generation}" if row.generation >= 0 else "",
+        f"generation {generation(row.generation)}",
         f"steps {steps_text(row.step_min, row.step_max)}" if row.step_max >= 0 else "",
         row.mark,
     ]

@@ -69,6 +69,7 @@ export function number(value, digits = 3) {
 
 export function percent(share) {
   if (share === null || share < 0) return "–";
+  if (share > 0 && share < 0.0005) return "<0.1 %";
   return `${(100 * share).toFixed(share >= 0.9995 ? 0 : 1)} %`;
 }
 

@@ -20,8 +20,8 @@ export function overview(element) {
     const { job } = state;
     const steps = job.step_max < 0 ? "–" : job.step_min === job.step_max ? number(job.step_max) : `${number(job.step_min)} – ${number(job.step_max)}`;
     const shown = [
-      [job.goodput === null ? "–" : percent(job.goodput), job.goodput_is_upper_bound ? "goodput (upper bound)" : "goodput"],
-      [number(job.generation), `generation, round ${Math.max(0, job.round)}`],
+      [percent(job.goodput), job.goodput_is_upper_bound ? "goodput (upper bound)" : "goodput"],
+      [job.generation < 0 ? "–" : number(job.generation), job.round < 0 ? "generation" : `generation, round ${job.round}`],
       [`${job.restarts} of ${job.max_restarts}`, "restarts charged"],
       [`${job.members} of ${job.min_nodes}:${job.max_nodes}`, `nodes, ${job.present} connected`],
       [`${job.running} of ${job.ranks}`, "workers running"],
