@@ -39,6 +39,7 @@ from holdfast.core.supervision import (
     SignalReceived,
     StartWorkers,
     StopWorkers,
+    SupervisionSettings,
     ViewReceived,
     WorkerExited,
     WorkersExpired,
@@ -243,7 +244,9 @@ class Agent(Process):
             draw=rng.random,
         )
         self.supervision = world.machines.supervision(
-            local_world_size=world_size, max_restarts=job.settings.max_restarts
+            SupervisionSettings(exit_barrier_timeout=None),
+            local_world_size=world_size,
+            max_restarts=job.settings.max_restarts,
         )
         self.supervision.story.node = node
         self.workers = Workers(self, world_size, rng)

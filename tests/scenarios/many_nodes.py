@@ -65,7 +65,7 @@ from holdfast.core.rounds import (
     drained_nodes,
 )
 from holdfast.core.session import Session
-from holdfast.core.supervision import CoordinatedSupervision
+from holdfast.core.supervision import CoordinatedSupervision, SupervisionSettings
 
 if TYPE_CHECKING:
     from holdfast.core.rounds import JobEvent, JobPhase
@@ -603,11 +603,12 @@ class CoordinatedPlayer:
         first, *words = shlex.split(line)
         if first == "new":
             given = fields(words)
+            limit_s = float(given["exit_barrier"]) if "exit_barrier" in given else None
             self.machine = CoordinatedSupervision(
+                SupervisionSettings(limit_s),
                 local_world_size=int(given["workers"]),
                 max_restarts=int(given["restarts"]),
                 join_timeout_s=float(given["join_timeout"]) if "join_timeout" in given else None,
-                exit_barrier_s=float(given["exit_barrier"]) if "exit_barrier" in given else None,
             )
             self.clock = Clock()
             self.revision = 0

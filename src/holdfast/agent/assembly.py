@@ -12,7 +12,7 @@ from holdfast.agent.polled_job import PolledJob
 from holdfast.agent.side_services import SideServices
 from holdfast.agent.spec import WorkerGroup
 from holdfast.agent.worker_processes import WorkerProcesses
-from holdfast.core.supervision import CoordinatedSupervision, Supervision
+from holdfast.core.supervision import DEFAULT_SETTINGS, CoordinatedSupervision, Supervision
 from holdfast.rendezvous.handler import follows_views
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from holdfast.agent.side_services import HealthServer
     from holdfast.agent.spec import WorkerSpec
     from holdfast.agent.worker_processes import ProcessSettings
+    from holdfast.core.supervision import SupervisionSettings
 
 DEFAULTS = LoopSettings()
 UNINTERRUPTIBLE_ENV = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
@@ -29,6 +30,7 @@ def agent_of(
     spec: WorkerSpec,
     settings: ProcessSettings,
     *,
+    supervision: SupervisionSettings = DEFAULT_SETTINGS,
     loop: LoopSettings = DEFAULTS,
     health_server: HealthServer | None = None,
     stuck_limit_s: float | None = None,
@@ -39,9 +41,7 @@ def agent_of(
     limit_s = stuck_limit(stuck_limit_s)
     services = services_of(spec, reporter, health_server, limit_s)
     workers = WorkerProcesses(group, settings, services.watchdogs)
-    machine, job = machine_and_job(
-        group, reporter, workers, exit_barrier_s=loop.exit_barrier_timeout, stuck_limit_s=limit_s
-    )
+    machine, job = machine_and_job(group, reporter, workers, supervision, stuck_limit_s=limit_s)
     return AgentLoop(
         machine,
         workers,
@@ -70,8 +70,8 @@ def machine_and_job(
     group: WorkerGroup,
     reporter: LifecycleReporter,
     workers: Workers,
+    settings: SupervisionSettings,
     *,
-    exit_barrier_s: float,
     stuck_limit_s: float | None,
 ) -> tuple[Supervision, JobPart]:
     """Return the machine and this node's part in the job, for one run."""
@@ -81,22 +81,23 @@ def machine_and_job(
         from holdfast.agent.coordinated_job import CoordinatedJob  # Imports msgspec.
 
         coordinated = reporter.machine = CoordinatedSupervision(
+            settings,
             local_world_size=spec.local_world_size,
             max_restarts=spec.max_restarts,
             stuck_limit_s=stuck_limit_s,
             join_timeout_s=handler.join_timeout_s,
-            exit_barrier_s=exit_barrier_s,
         )
         coordinated.story.node = handler.node_id
         job = CoordinatedJob(handler, group, coordinated, reporter, workers.failures_so_far)
         return coordinated, job
     machine = reporter.machine = Supervision(
+        settings,
         local_world_size=spec.local_world_size,
         max_restarts=spec.max_restarts,
         stuck_limit_s=stuck_limit_s,
     )
     machine.story.node = f"{os.uname().nodename}-{os.getpid()}"
-    return machine, PolledJob(group, machine, reporter, exit_barrier_s=exit_barrier_s)
+    return machine, PolledJob(group, machine, reporter)
 
 
 def stuck_limit(given_s: float | None) -> float | None:

@@ -45,7 +45,7 @@ from holdfast.core import supervision
 from holdfast.core.machine import TICK, InvalidEvent
 from holdfast.core.supervision import Outcome, State, StopReason
 from holdfast.core.values import Value
-from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
+from holdfast.defaults import SHUTDOWN_S
 from holdfast.errors import InternalError, JobStopped
 from holdfast.processes.failures import failure as process_failure
 from holdfast.processes.poll import min_of, wait_for
@@ -197,7 +197,6 @@ class LoopSettings(Value):
 
     shutdown_timeout: float = SHUTDOWN_S
     """How long workers may take to exit when they are stopped."""
-    exit_barrier_timeout: float = EXIT_BARRIER_S
     signals_to_handle: str | None = None
 
 

@@ -61,15 +61,12 @@ class PolledJob:
         group: WorkerGroup,
         machine: Supervision,
         reporter: LifecycleReporter,
-        *,
-        exit_barrier_s: float,
     ) -> None:
         self.group = group
         self.fence = 0
         self.on_answer: Callable[[RequestAnswer], None] | None = None
         self._machine = machine
         self._reporter = reporter
-        self._exit_barrier_s = exit_barrier_s
         self._round = 0
 
     # The job.
@@ -110,7 +107,8 @@ class PolledJob:
         if isinstance(effect, supervision.JoinRound):
             return self._join_round(defers_threads=defers_threads)
         assert isinstance(effect, supervision.EnterBarrier)
-        self.exit_barrier()
+        assert effect.limit_s is not None
+        self.exit_barrier(effect.limit_s)
         return supervision.BarrierEnded()
 
     def _join_round(self, *, defers_threads: bool) -> Event:
@@ -178,9 +176,9 @@ class PolledJob:
     def explain_expiry(self) -> None:
         pass
 
-    def exit_barrier(self) -> None:
+    def exit_barrier(self, limit_s: float) -> None:
         """Wait until the workers of the other nodes have exited."""
-        exit_barrier(self.group, self._exit_barrier_s)
+        exit_barrier(self.group, limit_s)
 
     def start_deferred_services(self) -> None:
         handler: object = self.group.spec.rdzv_handler

@@ -80,6 +80,7 @@ from holdfast.core.phases import JobOutcome, NodePhase, NodeRole
 from holdfast.core.policy import RestartBudget, Verdict, judge
 from holdfast.core.requests import GRANTED, Action, RequestRefusal, unknown_action, with_answer
 from holdfast.core.values import Value
+from holdfast.defaults import EXIT_BARRIER_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -319,6 +320,8 @@ class SignalProcess(Effect):
 class EnterBarrier(Effect):
     """Wait until the other nodes are done."""
 
+    limit_s: float | None = EXIT_BARRIER_S
+
 
 class Finish(Effect):
     """End the run with this outcome."""
@@ -352,13 +355,28 @@ class ReportWait(Effect):
     has_ended: bool = False
 
 
+class SupervisionSettings(Value):
+    """Settings of a machine, named as in `LaunchConfig`."""
+
+    exit_barrier_timeout: float | None = EXIT_BARRIER_S
+    """How long a node whose workers succeeded waits for the other nodes; None for no limit."""
+
+
+DEFAULT_SETTINGS = SupervisionSettings()
+
+
 class Supervision(TableMachine):
     """The machine of an agent without a coordinator."""
 
     state: State
 
     def __init__(
-        self, *, local_world_size: int, max_restarts: int, stuck_limit_s: float | None = None
+        self,
+        settings: SupervisionSettings = DEFAULT_SETTINGS,
+        *,
+        local_world_size: int,
+        max_restarts: int,
+        stuck_limit_s: float | None = None,
     ) -> None:
         """`stuck_limit_s` limits how long a worker may stay blocked; None for no limit."""
         if local_world_size < 1:
@@ -370,6 +388,7 @@ class Supervision(TableMachine):
         self.running: frozenset[int] = frozenset()
         self.first_failed: int | None = None
         self.unhealthy = ""  # Why this generation was stopped although no worker failed.
+        self._settings = settings
         self._local_world_size = local_world_size
         self._after_stop = StopReason.SUCCEEDED
         self._alone = True
@@ -543,7 +562,7 @@ class Supervision(TableMachine):
             failed = failed or reason in (StopReason.REGROUP, StopReason.REQUESTED)
         if reason is StopReason.SUCCEEDED and (self._alone or not self.signum):
             self.state = State.LEAVING
-            return [EnterBarrier()]
+            return [EnterBarrier(self._settings.exit_barrier_timeout)]
         if failed and self._gives_up():
             return self._finish(Outcome.FAILED)
         if self.signum:
@@ -678,21 +697,21 @@ class CoordinatedSupervision(Supervision):
 
     def __init__(
         self,
+        settings: SupervisionSettings = DEFAULT_SETTINGS,
         *,
         local_world_size: int,
         max_restarts: int,
         stuck_limit_s: float | None = None,
         join_timeout_s: float | None = None,
-        exit_barrier_s: float | None = None,
     ) -> None:
-        """`join_timeout_s` limits the wait for a round, `exit_barrier_s` that for other nodes to finish."""
+        """`join_timeout_s` limits the wait for a round; None for no limit."""
         super().__init__(
+            settings,
             local_world_size=local_world_size,
             max_restarts=max_restarts,
             stuck_limit_s=stuck_limit_s,
         )
         self._join_timeout_s = join_timeout_s
-        self._exit_barrier_s = exit_barrier_s
         self._needed = False
         self._since = 0.0  # When the current wait began.
         self._is_reported = False  # Whether the user was informed about this wait.
@@ -747,7 +766,7 @@ class CoordinatedSupervision(Supervision):
     def _wait_limit(self) -> tuple[bool, float | None]:
         """Return whether this node waits for others, and the limit of the wait."""
         if self.state is State.LEAVING:
-            return True, None if self._needed else self._exit_barrier_s
+            return True, None if self._needed else self._settings.exit_barrier_timeout
         waits = self.view is None or self.view.role is NodeRole.WAITING
         return self.state is State.JOINING and waits, self._join_timeout_s
 

@@ -14,6 +14,7 @@ from holdfast.agent.loop import LoopSettings
 from holdfast.agent.spec import WorkerSpec, run_script_path
 from holdfast.agent.worker_processes import ProcessSettings
 from holdfast.core.limits import check_node_range
+from holdfast.core.supervision import SupervisionSettings
 from holdfast.core.values import Value
 from holdfast.errors import (
     EnvironmentProblem,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from holdfast.rendezvous.handler import RendezvousHandler
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
-    Settings = TypeVar("Settings", bound=Value)
+    Settings = TypeVar("Settings")
 
 # Hints by the error number.
 OS_ERROR_HINTS = {
@@ -312,20 +313,16 @@ def make_agent(
 ) -> AgentLoop:
     """Return the agent of a launch."""
     config = launch.config
-    spec = WorkerSpec(
-        role=config.role,
+    spec = settings_of(
+        WorkerSpec,
+        config,
         local_world_size=config.nproc_per_node,
         rdzv_handler=handler,
+        fn=None,
         entrypoint=launch.entrypoint,
         args=tuple(launch.args),
-        max_restarts=config.max_restarts,
-        monitor_interval=config.monitor_interval,
-        local_addr=config.local_addr,
-        event_log_handler=config.event_log_handler,
-        numa_options=config.numa_options,
-        duplicate_stdout_filters=config.duplicate_stdout_filters,
-        duplicate_stderr_filters=config.duplicate_stderr_filters,
-        virtual_local_rank=config.virtual_local_rank,
+        master_port=None,
+        master_addr=None,
     )
     # Only the workers' environment is changed, not that of the calling program.
     worker_env = {SIGNALS_ENV: config.signals_to_handle}
@@ -343,6 +340,7 @@ def make_agent(
     return agent_of(
         spec,
         settings,
+        supervision=settings_of(SupervisionSettings, config),
         loop=settings_of(LoopSettings, config),
         health_server=health_check_server,
     )
@@ -350,7 +348,8 @@ def make_agent(
 
 def settings_of(kind: type[Settings], config: LaunchConfig, **computed: Any) -> Settings:
     """Return settings of the agent: the fields of `config` with the same names, and `computed` ones."""
-    names = (name for name in kind.__match_args__ if name not in computed)
+    fields: tuple[str, ...] = kind.__match_args__  # type: ignore[attr-defined]
+    names = (name for name in fields if name not in computed)
     return kind(**computed, **{name: getattr(config, name) for name in names})
 
 

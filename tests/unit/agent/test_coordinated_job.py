@@ -20,6 +20,7 @@ from holdfast.core.supervision import (
     CoordinatorLost,
     ReportStatus,
     ReportWait,
+    SupervisionSettings,
 )
 from holdfast.errors import JobStopped
 from holdfast.observe.lifecycle import StandbyChanged
@@ -94,7 +95,10 @@ class Node:
         handler: Any = FakeMembership()
         self.membership: FakeMembership = handler
         self.machine = CoordinatedSupervision(
-            local_world_size=1, max_restarts=0, join_timeout_s=JOIN_S, exit_barrier_s=BARRIER_S
+            SupervisionSettings(BARRIER_S),
+            local_world_size=1,
+            max_restarts=0,
+            join_timeout_s=JOIN_S,
         )
         group = WorkerGroup(WorkerSpec("trainer", 1, handler, entrypoint="true"))
         reporter = LifecycleReporter(group)

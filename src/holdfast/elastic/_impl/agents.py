@@ -36,7 +36,13 @@ from holdfast.agent.spec import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerStat
 from holdfast.agent.worker_processes import ProcessSettings, StopOrder, WorkerProcesses
 from holdfast.core.machine import TICK
 from holdfast.core.policy import RestartBudget
-from holdfast.core.supervision import SignalReceived, State, StopReason, Supervision
+from holdfast.core.supervision import (
+    SignalReceived,
+    State,
+    StopReason,
+    Supervision,
+    SupervisionSettings,
+)
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
 from holdfast.elastic._impl.hooked_workers import HOOKS, HookedWorkers
 from holdfast.errors import InternalError
@@ -155,15 +161,13 @@ class SimpleElasticAgent(ElasticAgent):
                 max_restarts=spec.max_restarts,
                 stuck_limit_s=self._stuck_limit_s,
             )
-            self._job = PolledJob(
-                group, self._machine, self._reporter, exit_barrier_s=self._exit_barrier_timeout
-            )
+            self._job = PolledJob(group, self._machine, self._reporter)
         else:
             self._machine, self._job = machine_and_job(
                 group,
                 self._reporter,
                 workers,
-                exit_barrier_s=self._exit_barrier_timeout,
+                SupervisionSettings(self._exit_barrier_timeout),
                 stuck_limit_s=self._stuck_limit_s,
             )
         self._loop = AgentLoop(
@@ -363,12 +367,7 @@ class SimpleElasticAgent(ElasticAgent):
         job = self._job
         if isinstance(job, PolledJob):
             return job
-        return PolledJob(
-            self._worker_group,
-            self._machine,
-            self._reporter,
-            exit_barrier_s=self._exit_barrier_timeout,
-        )
+        return PolledJob(self._worker_group, self._machine, self._reporter)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Join the next round, and assign the ranks of this node's workers."""
@@ -388,7 +387,7 @@ class SimpleElasticAgent(ElasticAgent):
     def _exit_barrier(self) -> None:
         """Wait until the workers of the other nodes have exited."""
         with self._loop.long_wait("the exit barrier"):
-            self._polled.exit_barrier()
+            self._polled.exit_barrier(self._exit_barrier_timeout)
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         """Stop the workers, and start them in the next round."""
