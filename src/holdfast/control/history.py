@@ -924,17 +924,19 @@ def goodput_of(nodes: Iterable[SpentTime]) -> Goodput | None:
     """Return the goodput of a job from the times of its nodes; None before it has started workers.
 
     The nodes in the newest generation count; if some of them have workers that report steps, only those.
+    The job lost as much time as the node that lost most: only a node where workers hung may know when.
     """
     found = [*nodes]
     newest = max((one.generation for one in found), default=-1)
     found = [one for one in found if one.generation == newest]
     by_steps = [one for one in found if one.counts_steps]
-    found = by_steps or found
-    wanted_s = sum(max(0.0, one.elapsed_s - one.standby_s) for one in found)
-    if newest < 0 or not wanted_s:
+    times = [(one.elapsed_s - one.standby_s, one.useful_s) for one in by_steps or found]
+    longest_s = max((wanted_s for wanted_s, _ in times), default=0.0)
+    if newest < 0 or longest_s <= 0.0:
         return None
-    share = sum(one.useful_s for one in found) / wanted_s
-    return Goodput(min(1.0, share), not by_steps)  # A damaged record may contradict itself.
+    lost_s = max(wanted_s - useful_s for wanted_s, useful_s in times)
+    share = min(1.0, max(0.0, 1.0 - lost_s / longest_s))  # A damaged record may contradict itself.
+    return Goodput(share, not by_steps)
 
 
 def state_of(node: NodeSummary) -> str:

@@ -78,7 +78,7 @@ def local_job_row(agents: Sequence[Here]) -> dict[str, Any]:
     return {
         "job": first.run_id,
         "state": first.state,
-        "generation": first.generation,
+        "generation": _known(first.generation),
         "agents": len(agents),
         "workers": sum(one.workers for one in agents),
         "at": first.endpoint or "this host",

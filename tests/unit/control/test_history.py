@@ -253,17 +253,25 @@ def test_standby_time_is_counted() -> None:
 
 
 def test_goodput_is_an_upper_bound_unless_a_node_counts_steps() -> None:
-    def time(useful_s: float, *, generation: int = 1, counts_steps: bool = False) -> NodeTime:
+    def time(useful_s: float, generation: int = 1, *, counts_steps: bool = False) -> NodeTime:
         return NodeTime(generation, 12.0, 2.0, useful_s, counts_steps)
 
     assert goodput_of([]) is None
-    assert goodput_of([time(0.0, generation=-1)]) is None, "it has not started workers"
-    assert goodput_of([time(9.0), time(7.0)]) == Goodput(0.8, is_upper_bound=True)
-    others = [time(9.0), time(1.0, generation=0), time(0.0, generation=-1)]
-    assert goodput_of(others) == Goodput(0.9, is_upper_bound=True)
-    exact = goodput_of([time(9.0), time(7.0, counts_steps=True)])
+    assert goodput_of([time(0.0, -1)]) is None, "it has not started workers"
+    assert goodput_of([time(9.0), time(1.0, 0), time(0.0, -1)]) == Goodput(0.9, is_upper_bound=True)
+    exact = goodput_of([time(5.0), time(7.0, counts_steps=True)])
     assert exact == Goodput(0.7, is_upper_bound=False), "only this node knows what was repeated"
     assert exact.name == "goodput"
+
+
+def test_job_loses_as_much_time_as_the_node_that_lost_most() -> None:
+    def time(elapsed_s: float, standby_s: float, useful_s: float) -> NodeTime:
+        return NodeTime(1, elapsed_s, standby_s, useful_s, counts_steps=False)
+
+    first, late = time(100.0, 0.0, 90.0), time(50.0, 10.0, 36.0)
+    assert goodput_of([first, late]) == Goodput(0.9, is_upper_bound=True)
+    hung = time(99.0, 0.0, 79.0)
+    assert goodput_of([first, late, hung]) == Goodput(0.8, is_upper_bound=True)
 
 
 def test_states_drained_and_standby_take_precedence() -> None:

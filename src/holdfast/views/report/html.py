@@ -170,7 +170,10 @@ def _where_the_time_went(report: Report) -> str:
         "restart, so this is an upper bound."
     )
     if len(report.nodes) > 1:
-        how += " Goodput combines the times of the nodes; a stage below is one of the whole job."
+        how += (
+            " Goodput is computed from the records of the nodes in the newest generation, the stages "
+            "below from those of all nodes."
+        )
     place = 0.0
     bars = []
     for cost in report.costs:
