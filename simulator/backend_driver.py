@@ -61,7 +61,7 @@ LOSES_STATE_SHARE = 0.5
 STALE_S_MAX = 0.5  # How long after a write a read may return the previous state.
 LEAVE_S = 2.0
 READ_S = 0.25
-TIMEOUTS = Timeouts(interval_s=1.0, lost_after_s=5.0, away_s=30.0, read_s=READ_S)
+TIMEOUTS = Timeouts(interval_s=1.0, lost_after_s=5.0, unreachable_s=30.0, read_s=READ_S)
 
 
 class Stored:

@@ -220,7 +220,7 @@ class World:
         self.steps = 0
         self.digest = seed
         self.machines = machines
-        self.timeouts = SessionTimeouts(away_s=30.0)
+        self.timeouts = SessionTimeouts(unreachable_s=30.0)
         self.log = log
         self.ledger = Ledger()
         self.jobs: dict[str, JobTruth] = {}

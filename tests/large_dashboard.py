@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from holdfast.cli.dashboard_command import TokenFile
 from holdfast.control.job_client import ControlProblem
 from holdfast.net.http_server import listen_tcp
-from holdfast.views.dashboard.access import DashboardAccess, draw_token
+from holdfast.views.dashboard.access import DashboardAccess, random_token
 from holdfast.views.dashboard.watched_job import WatchedJob
 from holdfast.views.dashboard.web_server import serve
 from holdfast.wire.messages import JobSummary, NodeReport, NodeSummary, WorkerReport
@@ -89,7 +89,7 @@ async def main() -> None:
 
     listener = listen_tcp("127.0.0.1", 0, name="--port")
     port = listener.getsockname()[1]
-    token = draw_token()
+    token = random_token()
     with listener, TokenFile(port, token) as path:
         print(
             f"The dashboard is at http://127.0.0.1:{port}/\nThe login token is in {path}",

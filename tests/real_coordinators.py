@@ -18,7 +18,7 @@ from holdfast.core.protocol import NodeInfo, View
 from holdfast.core.session import SessionTimeouts
 from holdfast.core.supervision import ViewReceived
 from holdfast.membership.coordinator import CoordinatorMembership
-from holdfast.membership.interface import draw_incarnation
+from holdfast.membership.interface import random_incarnation
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake
 from holdfast.wire.messages import Message, decode
@@ -47,7 +47,7 @@ def node(
     """Create a node without starting it; the options are those of `CoordinatorMembership`."""
     given: dict[str, Any] = {
         "run_id": "job",
-        "info": NodeInfo(node=name, incarnation=draw_incarnation()),
+        "info": NodeInfo(node=name, incarnation=random_incarnation()),
         "settings": JobSettings(min_nodes=nodes, max_nodes=nodes, max_restarts=3),
         "timeouts": SessionTimeouts(),
         "is_host": False,

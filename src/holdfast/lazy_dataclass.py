@@ -58,7 +58,7 @@ def keyword_field(*, default: Any, repr: bool = True, kw_only: bool = True) -> A
     return _Field(default=default, repr=repr, kw_only=kw_only)
 
 
-def later_field(*, repr: bool = True, init: bool = False) -> Any:  # noqa: A002 (as in `dataclasses`)
+def post_init_field(*, repr: bool = True, init: bool = False) -> Any:  # noqa: A002 (as in `dataclasses`)
     """Declare a field that `__post_init__` sets and the constructor does not take."""
     return _Field(init=init, repr=repr)
 
@@ -97,7 +97,7 @@ def _real_dataclass(home: Any, fields: dict[str, _Field]) -> Any:
     return home.__dataclass_twin__
 
 
-@dataclass_transform(field_specifiers=(factory_field, keyword_field, later_field))
+@dataclass_transform(field_specifiers=(factory_field, keyword_field, post_init_field))
 def lazy_dataclass(cls: type[T]) -> type[T]:
     """Turn a class of annotated fields into a data class; see the module."""
     fields: dict[str, _Field] = {}

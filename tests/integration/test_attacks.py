@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 TOKEN = b"d41d8cd98f00b204e9800998ecf8427e"
 EVIL = "203.0.113.66"
-HASTY = SessionTimeouts(first_contact_s=1.0, away_s=1.0)
+HASTY = SessionTimeouts(first_contact_s=1.0, unreachable_s=1.0)
 SECRET = "login failed for user=prod password=hunter2"
 
 

@@ -469,7 +469,7 @@ class CoordinatorPlayer:
 
 
 class SessionPlayer:
-    """`new heartbeat=1 silence=5 away=60 first=600`, then `now what`: see `_event`."""
+    """`new heartbeat=1 silence=5 unreachable=60 first=600`, then `now what`: see `_event`."""
 
     def __init__(self) -> None:
         self.links: set[tuple[ms.ConnectionState, ms.ConnectionState]] = set()
@@ -559,8 +559,8 @@ class SessionPlayer:
                 return f"disconnect: {why}"
             case ms.DeliverView(view):
                 return f"deliver view {view.role.value} {view.term}.{view.revision}"
-            case ms.GiveUp(away_s, why):
-                return f"give up after {away_s:g} s: {why or 'no contact'}"
+            case ms.GiveUp(unreachable_s, why):
+                return f"give up after {unreachable_s:g} s: {why or 'no contact'}"
             case ms.Send(Heartbeat(seq=seq, term=term, revision=revision, call=call)):
                 called = f", roll call {call}" if call else ""
                 return f"send a heartbeat: status {seq}, view {term}.{revision}{called}"

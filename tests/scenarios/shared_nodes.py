@@ -114,7 +114,7 @@ class SharedStatePlayer:
                     address=name.replace("/", "."),
                 ),
                 settings=self.settings,
-                timeouts=Timeouts(away_s=30.0),
+                timeouts=Timeouts(unreachable_s=30.0),
                 draw=lambda: 0.5,
             )
         session = self.nodes[name]
@@ -133,8 +133,8 @@ class SharedStatePlayer:
                 return f"write {', '.join(map(short_text, effect.changes)) or 'a heartbeat'}"
             case DeliverView(view):
                 return f"deliver {view}"
-            case GiveUp(away_s, why):
-                return f"give up after {away_s:g} s: {why}"
+            case GiveUp(unreachable_s, why):
+                return f"give up after {unreachable_s:g} s: {why}"
         return short_text(effect)
 
     def _node(self, name: str) -> str:

@@ -131,7 +131,7 @@ def test_lost_coordinator_is_reported_until_it_reconnects(
     """The messages name the loss, the state of the workers, the remaining time, and a remedy."""
     lines: list[str] = []
     monkeypatch.setattr(console, "notice", lines.append)
-    timeouts = SessionTimeouts(away_s=60.0, needs_answers=on_lost == "stop")
+    timeouts = SessionTimeouts(unreachable_s=60.0, needs_answers=on_lost == "stop")
     with Coordinator("--endpoint=localhost:0") as first:
         one = node(first.port, "a", nodes=1, timeouts=timeouts, advice="that helps")
         with started(one):
@@ -168,7 +168,7 @@ def test_coordinator_that_stays_lost_is_reported_periodically(
     monkeypatch.setattr(threaded, "OUTAGE_NOTICE_S", 0.1)
     monkeypatch.setattr(threaded, "OUTAGE_REMIND_S", 0.1)
     with Coordinator("--endpoint=localhost:0") as first:
-        one = node(first.port, "a", nodes=1, timeouts=SessionTimeouts(away_s=1.0))
+        one = node(first.port, "a", nodes=1, timeouts=SessionTimeouts(unreachable_s=1.0))
         with started(one):
             until(one, member)
             first.end(signal.SIGKILL)

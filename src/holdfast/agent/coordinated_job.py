@@ -183,9 +183,9 @@ class CoordinatedJob:
         spec = group.spec
         group.store = info.store
         group.group_rank, group.group_world_size = view.rank, view.size
-        meeting_point = info.bootstrap_store_info
-        group.master_addr = spec.master_addr or meeting_point.master_addr
-        group.master_port = spec.master_port or meeting_point.master_port
+        store_address = info.bootstrap_store_info
+        group.master_addr = spec.master_addr or store_address.master_addr
+        group.master_port = spec.master_port or store_address.master_port
         group.workers = place_workers(
             spec.local_world_size,
             view.first_rank,

@@ -147,9 +147,9 @@ class PolledJob:
         if not self.is_polled:  # There is no other node, so this node chooses the fence.
             self.fence = max(self.fence + 1, int(time.time() * 1000))
         self._reporter.rendezvous_ended()
-        meeting_point = info.bootstrap_store_info
-        group.master_addr = spec.master_addr or meeting_point.master_addr
-        group.master_port = spec.master_port or meeting_point.master_port
+        store_address = info.bootstrap_store_info
+        group.master_addr = spec.master_addr or store_address.master_addr
+        group.master_port = spec.master_port or store_address.master_port
         group.workers = (assign or self.exchange_ranks)(info.store, info.rank, info.world_size)
 
     def exchange_ranks(self, store: object, group_rank: int, group_world_size: int) -> list[Worker]:

@@ -27,7 +27,7 @@ from holdfast.core.limits import COORDINATORS_MAX
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.etcd.cluster_list import advice, parse_machines
 from holdfast.etcd.cluster_member import running_member
-from holdfast.launcher.story_file import story_to
+from holdfast.launcher.story_file import writing_story
 from holdfast.net import addresses, async_addresses
 from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
 from holdfast.net.listening import is_local, raise_descriptor_limit, try_bind
@@ -158,7 +158,7 @@ def execute(args: argparse.Namespace) -> None:
     """Run the coordinator until a signal arrives; raise `SignalException` for the signal."""
     console.check_level()
     if args.ha:
-        with story_to(args.story):
+        with writing_story(args.story):
             _run_member(args)
         return
     endpoints = parse_rendezvous_endpoints(
@@ -174,7 +174,7 @@ def execute(args: argparse.Namespace) -> None:
     raise_descriptor_limit()
     state_path = args.state or config.state_file
     endpoint_list = _endpoint_list(args, config, endpoints, token) if len(endpoints) > 1 else None
-    with story_to(args.story):
+    with writing_story(args.story):
         try:
             listener = try_bind(host, port, is_host=True)
         except EnvironmentProblem as problem:

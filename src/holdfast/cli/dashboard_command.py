@@ -28,7 +28,7 @@ from holdfast.core.limits import PORT_MAX
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.net.addresses import LOOPBACK, names_loopback
 from holdfast.net.http_server import listen_tcp
-from holdfast.views.dashboard.access import DashboardAccess, draw_token
+from holdfast.views.dashboard.access import DashboardAccess, random_token
 from holdfast.views.dashboard.watched_job import WatchedJob
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ async def _serve(args: argparse.Namespace) -> None:
             connector.was_found = True
     listener = listen_tcp(args.host, args.port, name="--port", host_name="--host")
     host, port = listener.getsockname()[:2]
-    token = draw_token()
+    token = random_token()
     names = (args.host, os.uname().nodename)
     with listener, TokenFile(port, token) as path:
         if not names_loopback(args.host):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.launcher.flag_values import parse_local_ranks, source_of
-from holdfast.launcher.launch_job import needs_no_others
+from holdfast.launcher.launch_job import is_single_node
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.coordinator_handler import DEFAULT_PORT
 from holdfast.rendezvous.rdzv_conf import SET_BY_LAUNCHES, RendezvousParameters, parse
@@ -30,7 +30,7 @@ def warn(args: Namespace, config: LaunchConfig) -> None:
 
     Raise `UsageError` if a setting in `--rdzv-conf` is invalid.
     """
-    if needs_no_others(config):
+    if is_single_node(config):
         _warn_one_node(args, config)
     elif config.max_nodes > 1:
         _warn_loopback(args, config)

@@ -628,7 +628,7 @@ class History:
             case lifecycle.GenerationStarted():
                 self._started(event)
             case lifecycle.FirstHeartbeat():
-                one, progress = self._of(event.generation)
+                one, progress = self._generation_of(event.generation)
                 progress.heartbeats.setdefault(event.worker.global_rank, event.at)
                 progress.warm(one)
             case lifecycle.ProgressSampled():
@@ -655,7 +655,7 @@ class History:
         if self.ended_at is None and newest is not None and newest.stopped_at is None:
             newest.is_lost = True
 
-    def _of(self, number: int) -> tuple[Generation, _Progress]:
+    def _generation_of(self, number: int) -> tuple[Generation, _Progress]:
         """Return a generation. If its start is missing, it starts with the run."""
         one = self.generations.get(number)
         if one is None:
@@ -704,7 +704,7 @@ class History:
         self.workers = {one.local_rank: (one, WorkerState.RUNNING) for one in event.workers}
 
     def _sampled(self, event: lifecycle.ProgressSampled) -> None:
-        one, progress = self._of(event.generation)
+        one, progress = self._generation_of(event.generation)
         first_step = one.first_step
         for rank, step, at in event.steps:
             progress.add(one, rank, step, at)
@@ -725,7 +725,7 @@ class History:
                 one.repeated_at = _earliest(one.repeated_at, at)
 
     def _worker_ended(self, event: lifecycle.WorkerEnded) -> None:
-        one, _ = self._of(event.generation)
+        one, _ = self._generation_of(event.generation)
         state = WorkerState.FAILED if event.failed else WorkerState.SUCCEEDED
         if one.stopping_at is None and event.failed:
             one.failed_at = _earliest(one.failed_at, event.at)
@@ -735,7 +735,7 @@ class History:
         self.workers[event.worker.local_rank] = event.worker, state
 
     def _stopping(self, event: lifecycle.GenerationStopping) -> None:
-        one, _ = self._of(event.generation)
+        one, _ = self._generation_of(event.generation)
         if one.is_over:
             return
         one.stopping_at, one.reason = event.at, event.reason.value
@@ -747,7 +747,7 @@ class History:
             self.job_state = JobState.RECOVERING
 
     def _stopped(self, event: lifecycle.GenerationStopped) -> None:
-        one, _ = self._of(event.generation)
+        one, _ = self._generation_of(event.generation)
         one.stopped_at = self._left_at = event.at
         is_done = one.reason == StopReason.SUCCEEDED.value
         self.node_state = NodeState.LEAVING if is_done else NodeState.JOINING
@@ -759,7 +759,7 @@ class History:
         causes = [failure for failure in event.failures if not failure.consequence]
         if not causes:
             return
-        one, progress = self._of(event.generation)
+        one, progress = self._generation_of(event.generation)
         first = causes[0]
         what = first.detail or first.message or first.traceback.strip().rpartition("\n")[2]
         texts = (f"rank {first.global_rank} failed", first.ending, what.strip().partition("\n")[0])

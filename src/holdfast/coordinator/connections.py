@@ -380,7 +380,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         return self._unsent_bytes + self._framing.outgoing.unsent_replies_bytes
 
     @property
-    def owes_reply(self) -> bool:
+    def has_unsent_reply(self) -> bool:
         """Whether a large reply, or a part of it, is still unsent."""
         return max(0, self._posted_bytes - self._unsent_bytes) < self._reply_end
 

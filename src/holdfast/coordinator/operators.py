@@ -230,7 +230,7 @@ class Operators:
     # Status.
 
     def _status(self, peer: ServerConnection, query: Query, run_id: str) -> None:
-        if peer.owes_reply:  # A short query can cause a long reply.
+        if peer.has_unsent_reply:  # A short query can cause a long reply.
             raise BadMessage("it sent another query before it read the reply")
         wanted = messages.unpack(messages.StatusQuery, query.body)
         if wanted.watch and run_id and self._host.may_query(peer):

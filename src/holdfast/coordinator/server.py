@@ -486,7 +486,7 @@ class CoordinatorServer:
 
     # The end.
 
-    def nodes_besides(self, run_id: str) -> int:
+    def nodes_of_other_jobs(self, run_id: str) -> int:
         """Return how many nodes of other unfinished jobs are connected."""
         unfinished = {
             one

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.limits import (
-    AWAY_S_MAX,
     COUNTER_MAX,
+    DURATION_S_MAX,
     NAME_CHARS_MAX,
     NODE_ID_CHARS_MAX,
     NODES_MAX,
@@ -39,7 +39,7 @@ WorkerRank = Annotated[int, Meta(ge=-1, le=WORLD_SIZE_MAX - 1)]
 Port = Annotated[int, Meta(ge=0, le=PORT_MAX)]
 StoreKey = Annotated[bytes, Meta(max_length=STORE_KEY_BYTES)]
 ClockTime = Annotated[float, Meta(ge=0.0, le=1e15)]
-Seconds = Annotated[float, Meta(ge=0.0, le=AWAY_S_MAX)]
+Seconds = Annotated[float, Meta(ge=0.0, le=DURATION_S_MAX)]
 
 MALFORMED = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 """The exceptions for bytes that are not a valid message. Besides its own errors, msgspec raises Python's

@@ -38,7 +38,7 @@ PORTS_MAX = 16
 STORE_KEY_BYTES = 32
 CONTROL_KEY_BYTES = 16
 SETTLE_S_MAX = 86_400.0
-AWAY_S_MAX = 10 * 366 * 86_400.0
+DURATION_S_MAX = 10 * 366 * 86_400.0
 
 
 def check_node_range(least: int, most: int) -> None:

@@ -184,7 +184,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """The last generation that the node started, or -1."""
     clear: ReportedNumber = -1
     """The node has no workers of generations before this one and will not start any; -1 if that follows
-    from `phase` and `generation` (`clear_of`)."""
+    from `phase` and `generation` (`oldest_generation`)."""
     term: ReportedNumber = 0
     """The highest term that the node received."""
     round_term: ReportedNumber = 0
@@ -204,7 +204,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """The highest number of restarts that the node received."""
     fence: ReportedCount = 0
     """The highest fence that the node received."""
-    away_s: Seconds = 0.0
+    unreachable_s: Seconds = 0.0
     """How long the node had no coordinator before it connected to this one."""
     failure: Failure | None = None
     report: Report = b""
@@ -224,7 +224,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
         return max(0, self.term) // TERMS_PER_ENDPOINT
 
     @property
-    def clear_of(self) -> int:
+    def oldest_generation(self) -> int:
         """Return the lowest generation whose workers the node may have."""
         if self.clear >= 0:
             return self.clear
@@ -383,7 +383,7 @@ def echo(status: Status, view: View) -> Status:
     return msgspec.structs.replace(
         status,
         term=view.term,
-        away_s=0.0,
+        unreachable_s=0.0,
         round_term=view.round_term if member else 0,
         round=view.round if member else -1,
         round_key=view.round_key if member else 0,

@@ -647,7 +647,7 @@ class Rounds:
         if known is not None and known.info.incarnation == info.incarnation:
             if status.seq <= known.seq:
                 return []
-            self._keep_request(status)
+            self._note_request(status)
             return self._update(known, status)
         before = self._contenders.pop(info.incarnation, None)
         if before is not None and status.term <= job.term:
@@ -662,7 +662,7 @@ class Rounds:
         """
         job, info = self.job, status.info
         if status.phase is NodePhase.LEAVING or status.stuck:
-            may_have_workers = not status.stuck and status.clear_of <= status.generation
+            may_have_workers = not status.stuck and status.oldest_generation <= status.generation
             if claims(status) and not job.round_term and may_have_workers:
                 # It was a member under an earlier coordinator, and only this job waits for its workers.
                 leaving = Node(info, status.seq, status.phase, status.generation)
@@ -754,7 +754,7 @@ class Rounds:
         if status.phase is NodePhase.CLOSING:
             return self._close(JobOutcome.STOPPED, f"{known.info.node} closed the job")
         views = self._apply(known, status)
-        if status.away_s and not views and self.job.phase is not JobPhase.RECOVERING:
+        if status.unreachable_s and not views and self.job.phase is not JobPhase.RECOVERING:
             # The node was disconnected and waits for a view.
             views.append(self._send(known, new_revision=True))
         return views
@@ -829,18 +829,18 @@ class Rounds:
             job.restarts = budget_of(job).limited().used
         node = Node(info, status.seq, status.phase, status.generation, status.failure)
         job.nodes[info.node] = node
-        if status.clear_of <= status.generation:
+        if status.oldest_generation <= status.generation:
             self._set_workers(node, status.generation)
         if status.drained and len(drained_nodes(job)) < DRAINED_MAX:
             drained = Exclusion(ExclusionKind.DRAINED, "drained under an earlier coordinator")
             job.exclusions = {info.node: drained, **job.exclusions}
-        self._keep_request(status)
+        self._note_request(status)
         self._take_over_record(node)
         after_another = self._outranked(status)
         if after_another:
             job.term = status.term + 1
         if after_another or claims(status):
-            job.recover_s = min(RECOVER_S_MAX, max(job.recover_s, 2 * status.away_s))
+            job.recover_s = min(RECOVER_S_MAX, max(job.recover_s, 2 * status.unreachable_s))
         ahead = self._is_ahead(status)
         job.generation = max(job.generation, known_generation(status))
         job.fence = max(job.fence, status.fence)
@@ -1099,8 +1099,8 @@ class Rounds:
 
     def _note_clear(self, node: Node, status: Status) -> None:
         """Note whether a node's workers have exited. A leaving node starts no more workers."""
-        ended = status.phase is NodePhase.LEAVING and status.clear_of > status.generation
-        if ended or status.clear_of > node.workers:
+        ended = status.phase is NodePhase.LEAVING and status.oldest_generation > status.generation
+        if ended or status.oldest_generation > node.workers:
             self._set_workers(node, -1)
 
     def _set_workers(self, node: Node, generation: int) -> None:
@@ -1177,7 +1177,7 @@ class Rounds:
             record = FlapRecord(gone.host, departures, forgotten_at)
             successor = self._early_successor(gone) if broken else None
             if successor is not None:
-                self._give_record(successor, record)
+                self._assign_record(successor, record)
                 return
             job.flaps[gone.node] = record
             if len(job.flaps) > FLAPS_MAX:
@@ -1205,9 +1205,9 @@ class Rounds:
             if not same_host:
                 return
             left = max(same_host, key=lambda name: job.flaps[name].departures)
-        self._give_record(node, job.flaps.pop(left))
+        self._assign_record(node, job.flaps.pop(left))
 
-    def _give_record(self, node: Node, record: FlapRecord) -> None:
+    def _assign_record(self, node: Node, record: FlapRecord) -> None:
         """Give a connected node a record; exclude the node if the record has too many departures."""
         job, name = self.job, node.info.node
         job.flaps[name] = record
@@ -1263,7 +1263,7 @@ class Rounds:
         """Return the answer to a request; None if the request is unknown or too old."""
         return self.job.answers.get(request_id)
 
-    def _keep_request(self, status: Status) -> None:
+    def _note_request(self, status: Status) -> None:
         """Keep the request in a node's status until it can be decided, usually immediately."""
         if status.request is not None:
             self.job.pending_requests[status.info.node] = status.request

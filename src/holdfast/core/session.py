@@ -44,7 +44,8 @@ HEARTBEAT_S_PER_NODE = 0.0002
 """Several times the coordinator's work for one heartbeat. In jobs of thousands of nodes each node sends
 fewer heartbeats, but enough not to count as lost."""
 HEARTBEATS_PER_SILENCE_MIN = 2.5
-CLOSED_AWAY_S = 5.0  # Once the job is over, agents wait only this long for their coordinator.
+CLOSED_UNREACHABLE_S = 5.0
+"""Once the job is over, agents wait only this long for their coordinator."""
 
 
 class ConnectionState(Enum):
@@ -62,7 +63,7 @@ class SessionTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     """The interval between heartbeats. Raising it delays the detection of lost nodes and coordinators."""
     silence_s: float = 5.0
     """Node and coordinator each close a connection that was silent for this long."""
-    away_s: float = 60.0
+    unreachable_s: float = 60.0
     """How long to wait for a coordinator after contact was lost; workers continue meanwhile."""
     first_contact_s: float = 600.0
     """How long to wait for the first contact with a coordinator."""
@@ -172,7 +173,7 @@ class DeliverView(Effect):
 class GiveUp(Effect):
     """The coordinator did not respond within the limit."""
 
-    away_s: float
+    unreachable_s: float
     why: str
 
 
@@ -208,10 +209,12 @@ class Session:
         self._timeouts = timeouts
         self._draw = draw
         self._clock = AttendedClock(now, max(timeouts.heartbeat_s, timeouts.silence_s / 5))
-        self._heartbeat_s = min(timeouts.heartbeat_s, timeouts.away_s / HEARTBEATS_PER_SILENCE_MIN)
+        self._heartbeat_s = min(
+            timeouts.heartbeat_s, timeouts.unreachable_s / HEARTBEATS_PER_SILENCE_MIN
+        )
         self._received_at = 0.0  # This time and the next six are by the attended clock.
         self._opened_at = 0.0
-        self._away_since: float | None = None  # Cleared by a view, not by a connection.
+        self._unreachable_since: float | None = None  # Cleared by a view, not by a connection.
         self._heartbeat_at = 0.0
         self._sent_at = 0.0
         self._failed_at = 0.0  # The time to which the ages in the reported failure refer.
@@ -280,8 +283,10 @@ class Session:
                 self._confirmed_at = now if event.confirmed_at is None else event.confirmed_at
                 if not self.is_refused:
                     self._retries = 0
-                away_s = 0.0 if self._away_since is None else at - self._away_since
-                self._update_status(away_s=away_s)
+                unreachable_s = (
+                    0.0 if self._unreachable_since is None else at - self._unreachable_since
+                )
+                self._update_status(unreachable_s=unreachable_s)
                 effects = self._send(at)
             case Disconnected(why, permanent):
                 self.is_refused = self.is_refused or (
@@ -348,7 +353,7 @@ class Session:
         self.view = view
         self.had_view = True
         self._heartbeat_s = self._heartbeat_interval(view)
-        self._away_since = None
+        self._unreachable_since = None
         self._status = echo(self._status, view)
         effects: list[SessionEffect] = [DeliverView(view)]
         if view.role is NodeRole.CLOSED and not view.final and self._status.report:
@@ -388,16 +393,18 @@ class Session:
 
     def _heartbeat_interval(self, view: View) -> float:
         # The coordinator may be configured with a shorter silence limit than this node, and this node
-        # with a shorter `away_s` than its silence limit.
+        # with a shorter `unreachable_s` than its silence limit.
         timeouts = self._timeouts
-        silence_s = min(timeouts.silence_s, view.silence_s or timeouts.silence_s, timeouts.away_s)
+        silence_s = min(
+            timeouts.silence_s, view.silence_s or timeouts.silence_s, timeouts.unreachable_s
+        )
         wanted = max(timeouts.heartbeat_s, HEARTBEAT_S_PER_NODE * view.present)
         return min(wanted, silence_s / HEARTBEATS_PER_SILENCE_MIN)
 
     def _closed(self, at: float, why: str) -> list[SessionEffect]:
         self.connection = ConnectionState.DOWN
-        if self._away_since is None and self.had_contact:
-            self._away_since = at
+        if self._unreachable_since is None and self.had_contact:
+            self._unreachable_since = at
         self.last_problem = why
         wait = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(self._retries, 20))
         self._retries += 1
@@ -443,8 +450,8 @@ class Session:
 
     def _limit_s(self) -> float:
         if self.view is not None and self.view.role is NodeRole.CLOSED:
-            return CLOSED_AWAY_S
-        return self._timeouts.away_s if self.had_contact else self._timeouts.first_contact_s
+            return CLOSED_UNREACHABLE_S
+        return self._timeouts.unreachable_s if self.had_contact else self._timeouts.first_contact_s
 
     # Sending.
 

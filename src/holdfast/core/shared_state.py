@@ -28,7 +28,7 @@ The rules:
     ignored.
 5.  If the job is final, or the node is not in it, the node stops reading until it has a new status. A
     node that joins just after the job failed still waits for the report.
-6.  If the store fails or does not respond for `away_s`, the node reports once that it gives up, but keeps
+6.  If the store fails or does not respond for `unreachable_s`, the node reports once that it gives up, but keeps
     trying. Time during which the process was suspended does not count. If the first state it reads is
     invalid, or the store does not keep the state, the node gives up immediately.
 7.  If another node has the same node id, this node watches it. If the other node is lost, this node
@@ -73,7 +73,7 @@ from holdfast.core.rounds import (
     view_for_outsider,
 )
 from holdfast.core.session import (
-    CLOSED_AWAY_S,
+    CLOSED_UNREACHABLE_S,
     DeliverView,
     GiveUp,
     LoopResumed,
@@ -112,8 +112,8 @@ configured: by default above 33 nodes, and after 15 s with 100."""
 UNCONFIRMED_WRITES_MAX = 3
 """If a store has no state after this many unconfirmed writes, it does not keep the state. A single such
 write may be a race with another node that removed the state."""
-STEPS_PER_AWAY = 10
-"""Clock readings per `away_s`. A longer gap means that the process was suspended."""
+CLOCK_STEPS_MIN = 10
+"""Clock readings per `unreachable_s`. A longer gap means that the process was suspended."""
 NO_RESPONSE = "no response"
 NOT_KEPT = "the store does not keep the state"
 
@@ -128,7 +128,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """The interval between increments of its counter."""
     lost_after_s: float = 5.0
     """A node whose counter does not change for this long is lost."""
-    away_s: float = 60.0
+    unreachable_s: float = 60.0
     """How long to wait for a store that fails or hangs."""
     absent_s: float | None = None
     """How long a live member may take to start a generation before it is removed; None: no limit."""
@@ -281,7 +281,7 @@ class SharedStateSession:
         self._backoff_s = BACKOFF_S_MIN
         self._reads_again = False
         # The availability of the store. `_contact_at` is by the attended clock.
-        self._clock = AttendedClock(now, timeouts.away_s / STEPS_PER_AWAY)
+        self._clock = AttendedClock(now, timeouts.unreachable_s / CLOCK_STEPS_MIN)
         self._contact_at = 0.0
         self.given_up = False
         self._at = 0.0  # The time of the newest event, by that clock.
@@ -299,7 +299,7 @@ class SharedStateSession:
         """Handle one event; return the effects in order."""
         call, self._cause = self.call, cause
         effects = self._handle(now, event)
-        if is_news(event, effects):
+        if belongs_in_story(event, effects):
             self.story.record(now, call, event, effects, self._cause)
         return effects
 
@@ -407,7 +407,7 @@ class SharedStateSession:
         """When all workers must have exited unless the deadline is renewed; None before the first view."""
         return None if self.view is None else self._stop.at(self._peers.silence_s)
 
-    def away_s(self, now: float) -> float:
+    def unreachable_s(self, now: float) -> float:
         """Return how long the store has failed or not responded."""
         return self._clock.peek(now) - self._contact_at
 
@@ -457,16 +457,16 @@ class SharedStateSession:
         return []
 
     def _overdue(self) -> list[SessionEffect]:
-        away_s = self._at - self._contact_at
-        if self.given_up or away_s < self._limit_s():
+        unreachable_s = self._at - self._contact_at
+        if self.given_up or unreachable_s < self._limit_s():
             return []
         self.given_up = True
-        return [GiveUp(away_s, self.problem or NO_RESPONSE)]
+        return [GiveUp(unreachable_s, self.problem or NO_RESPONSE)]
 
     def _limit_s(self) -> float:
         closed = self.view is not None and self.view.role is NodeRole.CLOSED
-        away_s = self._timeouts.away_s
-        return min(CLOSED_AWAY_S, away_s) if closed else away_s
+        unreachable_s = self._timeouts.unreachable_s
+        return min(CLOSED_UNREACHABLE_S, unreachable_s) if closed else unreachable_s
 
     # One read of the state.
 
@@ -516,8 +516,8 @@ class SharedStateSession:
         status = self.status
         if not self._joins or status.phase is NodePhase.LEAVING:
             return False
-        away_s = 0.0 if self._accepted_at is None else now - self._accepted_at
-        status = msgspec.structs.replace(status, away_s=away_s)
+        unreachable_s = 0.0 if self._accepted_at is None else now - self._accepted_at
+        status = msgspec.structs.replace(status, unreachable_s=unreachable_s)
         self._changes = (*self._loss_of_rival(rounds.job), status)
         views: list[View] = []
         for event in self._changes:
@@ -692,7 +692,7 @@ class SharedStateSession:
         self.status = msgspec.structs.replace(self.status, **changes)
 
 
-def is_news(event: SessionEvent, effects: list[SessionEffect]) -> bool:
+def belongs_in_story(event: SessionEvent, effects: list[SessionEffect]) -> bool:
     """Return whether a step belongs in the story: not a read or a heartbeat that changed nothing."""
     if isinstance(event, StatusChanged | Rejoined | LoopStuck | LoopResumed | CallFailed):
         return True

@@ -267,7 +267,7 @@ class CoordinatorLost(Event):
 
     why: str
     """The reason without the endpoint; the message to the user adds the endpoint."""
-    away_s: float = 0.0
+    unreachable_s: float = 0.0
 
 
 class NeededByOthers(Event):

@@ -358,7 +358,7 @@ class AsyncEtcdClient:
                 connection = await self._connect(at, attempts)
                 if attempts.next_endpoint(self._loop.time(), self._current) != at:
                     continue  # The client has moved to another endpoint meanwhile.
-                self._use(at)
+                self._note_working_endpoint(at)
                 reason = await handle.follow(
                     connection, token, attempts.answer_s(self._loop.time())
                 )
@@ -428,11 +428,11 @@ class AsyncEtcdClient:
         A late response does not make the client return to an endpoint that it has left.
         """
         if at == self._current or self.endpoint in self.tried:
-            self._use(at)
+            self._note_working_endpoint(at)
         else:
             self.tried.pop(self._name(at), None)
 
-    def _use(self, at: int) -> None:
+    def _note_working_endpoint(self, at: int) -> None:
         if self.tried:
             self.tried.pop(self._name(at), None)
         if at != self._current:

@@ -216,18 +216,18 @@ async def _connected(
 
 
 async def _probe_over(connection: HttpConnection, probe: Probe, limit_s: float) -> ProbeResult:
-    async def ask(path: str, body: bytes) -> HttpReply:
+    async def request_once(path: str, body: bytes) -> HttpReply:
         return await connection.request(path, body, limit_s=limit_s, wants_leader=False)
 
-    reply = await ask(PATH, _encode(probe))
+    reply = await request_once(PATH, _encode(probe))
     if reply.status == OK:
         return _result_of(probe, reply.body)
-    reply = await ask(json_gateway.STATUS, b"{}")
+    reply = await request_once(json_gateway.STATUS, b"{}")
     status = json_gateway.decode_status(reply.body) if reply.status == OK else None
     if status is None:
         return ProbeResult(None, f"it responded with HTTP {reply.status}")
     # Read the job from this member only: other members may be unreachable.
-    reply = await ask(json_gateway.RANGE, _encode({"key": RECORD, "serializable": True}))
+    reply = await request_once(json_gateway.RANGE, _encode({"key": RECORD, "serializable": True}))
     found = json_gateway.decode_value(reply.body) if reply.status == OK else None
     if found is None:
         return ProbeResult(None, "its cluster has only just started")

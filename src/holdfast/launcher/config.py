@@ -196,7 +196,7 @@ class Flag(Value):
 def _switch(group: str, name: str, meaning: str, field: str = "", short: str = "") -> Flag:
     return Flag(
         group, name, default=False, metavar="", meaning=meaning,
-        convert=values.on_or_off, field=field, short=short,
+        convert=values.parse_switch, field=field, short=short,
     )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def gpu_count() -> int:
     """Return how many GPUs workers will see: NVIDIA's, or if there are none, PyTorch's count."""
     if _is_torch_here():
         return torch_count("gpu")
-    return nvidia_count() or (torch_count("gpu") if _signs_of_other_accelerators() else 0)
+    return nvidia_count() or (torch_count("gpu") if _has_other_accelerators() else 0)
 
 
 def xpu_count() -> int:
@@ -62,7 +62,7 @@ def accelerator_count() -> int:
     if _is_torch_here():
         return torch_count("auto")
     found = nvidia_count()
-    if found == 0 and (_signs_of_other_accelerators() or has_foreign_backend()):
+    if found == 0 and (_has_other_accelerators() or has_foreign_backend()):
         found = torch_count("auto")
     return found
 
@@ -125,7 +125,7 @@ def _is_torch_here() -> bool:
     return "torch" in sys.modules and not os.environ.get("PYTHON_EXEC")
 
 
-def _signs_of_other_accelerators() -> bool:
+def _has_other_accelerators() -> bool:
     return any(os.path.exists(os.path.join(DEV, name)) for name in OTHER_ACCELERATORS)
 
 

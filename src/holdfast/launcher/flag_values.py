@@ -123,7 +123,7 @@ def check_seconds(value: float, *, source: str, given: object = None) -> None:
         )
 
 
-def on_or_off(text: str, flag: str) -> bool:
+def parse_switch(text: str, flag: str) -> bool:
     """Parse the text of a variable as on or off."""
     word = text.strip().lower()
     if word in _ON or word in _OFF:

@@ -24,7 +24,7 @@ from holdfast.errors import (
 )
 from holdfast.launcher import preload
 from holdfast.launcher.observers import LaunchObservers
-from holdfast.launcher.story_file import story_to
+from holdfast.launcher.story_file import writing_story
 from holdfast.net.addresses import own_address
 from holdfast.numa import binding
 from holdfast.processes.failures import failure as process_failure
@@ -119,9 +119,9 @@ def launch_agent(
     if not entrypoint:
         raise UsageError("entrypoint: missing; accepted: a program or a function")
     run_id = config.run_id or os.urandom(16).hex()
-    launch = Launch(config, run_id, entrypoint, args, logs_of_this_launch(config))
+    launch = Launch(config, run_id, entrypoint, args, logs_specs_of(config))
     check_binding(config)
-    with story_to(config.story), cluster_of(launch):
+    with writing_story(config.story), cluster_of(launch):
         return _run(launch, health_check_server)
 
 
@@ -218,7 +218,7 @@ def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
     except ValueError as problem:
         raise UsageError(f"--nnodes: {problem}") from None
     local_addr = config.local_addr or own_address_if_named(config)
-    if needs_no_others(config):
+    if is_single_node(config):
         addr, port = None, None
         if config.rdzv_endpoint and Backend.named(config.rdzv_backend) is Backend.STATIC:
             addr, port = split_endpoint(config.rdzv_endpoint)
@@ -277,7 +277,7 @@ def own_address_if_named(config: LaunchConfig) -> str | None:
     return own_address()
 
 
-def needs_no_others(config: LaunchConfig) -> bool:
+def is_single_node(config: LaunchConfig) -> bool:
     """Whether no other node can join: the job has one node at most, and names no endpoint."""
     backend = Backend.named(config.rdzv_backend)
     if config.max_nodes > 1 or backend is None or backend.needs_endpoint:
@@ -299,7 +299,7 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def logs_of_this_launch(config: LaunchConfig) -> LogsSpecs:
+def logs_specs_of(config: LaunchConfig) -> LogsSpecs:
     """Return the logs specs with directories of their own; those of a plug-in are used as they are."""
     assert config.logs_specs is not None
     # A class derived from ours is used as it is too: its author may keep a reference to the instance.

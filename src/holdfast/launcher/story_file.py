@@ -35,7 +35,7 @@ WRITE_S = 0.5
 """Limit for writing a step. Machines run in event loops, which a slow file must not block."""
 
 
-def story_to(path: str) -> AbstractContextManager[object]:
+def writing_story(path: str) -> AbstractContextManager[object]:
     """Return the context in which machines write their steps to this file, or to the file that `HOLDFAST_DEBUG` names."""
     target = path or os.environ.get(STORY_ENV, "")
     if not target:

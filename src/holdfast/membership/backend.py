@@ -274,9 +274,9 @@ class BackendDriver:
         session = self.session
         if session.ever_read and not session.problem:
             return ""
-        away_s = session.away_s(self._loop.time())
+        unreachable_s = session.unreachable_s(self._loop.time())
         why = f": {session.problem}" if session.problem else ""
-        return f"no response from {peer} for {away_s:.1f} s{why}"
+        return f"no response from {peer} for {unreachable_s:.1f} s{why}"
 
     def start(self) -> None:
         self._thread.start()
@@ -354,8 +354,8 @@ class BackendDriver:
                 self._requests.put((effect, self.session.story.last))
             case DeliverView(view):
                 self._deliver(ViewReceived(view))
-            case GiveUp(away_s, why):
-                self._deliver(CoordinatorLost(why, away_s))
+            case GiveUp(unreachable_s, why):
+                self._deliver(CoordinatorLost(why, unreachable_s))
             case RefuseJoin(why):
                 self.is_refused = True
                 self._deliver(JoinRefused(self.failure.message if self.failure else why))

@@ -211,7 +211,7 @@ class CoordinatorMembership(ThreadedMembership):
         if self._server is None:
             return
         await self._server.drain(drain_s)
-        others = self._server.nodes_besides(self.run_id)
+        others = self._server.nodes_of_other_jobs(self.run_id)
         if others:
             console.notice(
                 f"the coordinator at {self.where} exits with this agent; {others} "

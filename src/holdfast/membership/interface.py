@@ -158,6 +158,6 @@ class ControlAccess:
         return Contacts()
 
 
-def draw_incarnation() -> int:
+def random_incarnation() -> int:
     """Return a random number that identifies an incarnation."""
     return secrets.randbits(INCARNATION_BITS)

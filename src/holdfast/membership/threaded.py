@@ -43,7 +43,7 @@ from holdfast.core.session import (
 from holdfast.core.supervision import CoordinatorLost, ViewReceived
 from holdfast.errors import UsageError
 from holdfast.membership.coordinator_store import StoreCalls
-from holdfast.membership.interface import JoinRefused, MembershipEvent, draw_incarnation
+from holdfast.membership.interface import JoinRefused, MembershipEvent, random_incarnation
 from holdfast.membership.loop_heartbeat import LoopHeartbeat, LoopMonitor
 from holdfast.net.deadline_timer import DeadlineTimer
 from holdfast.net.loop_thread import LoopThread
@@ -246,7 +246,7 @@ class ThreadedMembership:
         driver.watch_stop_deadline(renew_unless_hosting)
 
     def rejoin(self, *, cause: str = "") -> int:
-        incarnation = draw_incarnation()
+        incarnation = random_incarnation()
         self._mailbox.begin_incarnation(incarnation)
         self._handle(Rejoined(incarnation), cause)
         return incarnation
@@ -582,8 +582,8 @@ class SessionDriver:
                 self._connecting = self._loop.create_task(self._connect())
             case Disconnect(_):
                 self._drop_connection()
-            case GiveUp(away_s, why):
-                self._deliver(CoordinatorLost(self._connector.suspicion or why, away_s))
+            case GiveUp(unreachable_s, why):
+                self._deliver(CoordinatorLost(self._connector.suspicion or why, unreachable_s))
 
     def _tick(self) -> None:
         if self._monitor is not None:
@@ -737,7 +737,7 @@ class OutageNotices:
         runs = session.status.phase is NodePhase.RUNNING
         console.notice(
             f"this node retries for {left_s:.0f} s more (coordinator_timeout="
-            f"{self._timeouts.away_s:g}), then {'stops its workers and ' * runs}exits{advice}"
+            f"{self._timeouts.unreachable_s:g}), then {'stops its workers and ' * runs}exits{advice}"
         )
 
     def over(self) -> None:

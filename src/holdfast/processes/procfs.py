@@ -111,7 +111,7 @@ def root_of(pid: int, roots: Container[int]) -> int:
     return 0
 
 
-def is_below_this_process(pid: int) -> bool:
+def is_descendant(pid: int) -> bool:
     """Whether a process still exists and is a descendant of this process."""
     return root_of(pid, (os.getpid(),)) > 0
 

@@ -42,7 +42,7 @@ def socket_path(environ: Mapping[str, str]) -> str:
     return place
 
 
-def listen_privately(path: str) -> socket.socket:
+def listen_on_private_socket(path: str) -> socket.socket:
     """Return a socket that listens at `path`; raise `EnvironmentProblem` if that is impossible."""
     if not 0 < len(os.fsencode(path)) <= PATH_BYTES_MAX:
         raise EnvironmentProblem(

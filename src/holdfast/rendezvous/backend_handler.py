@@ -24,7 +24,7 @@ from holdfast.core.protocol import NodeInfo, View
 from holdfast.core.shared_state import Timeouts
 from holdfast.errors import UsageError
 from holdfast.membership.backend import BackendFailed, BackendMembership
-from holdfast.membership.interface import draw_incarnation
+from holdfast.membership.interface import random_incarnation
 from holdfast.net.agent_port import OFF, ON, ControlCredentials, explicit_token
 from holdfast.net.listening import address_of
 from holdfast.rendezvous import rdzv_conf
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from holdfast.membership.interface import Membership
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
-AWAY_S = 60.0
+UNREACHABLE_S = 60.0
 """How long a node continues while the backend does not respond."""
 ABSENT_S = 60.0
 """How long a round waits for a live member that does not join. The member's workers may need 30 s to stop."""
@@ -134,7 +134,7 @@ class BackendAccess(JobAccess):
         *,
         backend_name: str,
         job_settings: Callable[[int], JobSettings] | None = None,
-        away_s: float = AWAY_S,
+        unreachable_s: float = UNREACHABLE_S,
         self_fencing: bool = False,
         endpoint: str = "",
         workers_serve: bool = False,
@@ -155,7 +155,7 @@ class BackendAccess(JobAccess):
         self.close_timeout_s = self.leave_timeout_s = timeout.close.total_seconds()
         self.node = node
         self.settings = settings
-        self.away_s = away_s
+        self.unreachable_s = unreachable_s
         self.is_closed = False
         self._backend = backend
         self._store = store
@@ -203,13 +203,13 @@ class BackendAccess(JobAccess):
             CheckedBackend(self._backend),
             where=self.endpoint,
             run_id=self.run_id,
-            info=msgspec.structs.replace(info, incarnation=draw_incarnation()),
+            info=msgspec.structs.replace(info, incarnation=random_incarnation()),
             settings=settings,
             store=self._store,
             timeouts=Timeouts(
                 interval_s=interval_s,
                 lost_after_s=interval_s * self.settings.keep_alive_max_attempt,
-                away_s=self.away_s,
+                unreachable_s=self.unreachable_s,
                 needs_answers=self._self_fencing and not self.is_polled,
                 absent_s=min(ABSENT_S, self.join_timeout_s / 2) if self.is_polled else None,
             ),
@@ -381,7 +381,7 @@ def create_handler(
         store,
         backend,
         job_settings=conf.job_settings,
-        away_s=conf.coordinator_timeout,
+        unreachable_s=conf.coordinator_timeout,
         self_fencing=conf.on_lost == "stop",
         endpoint=params.endpoint,
         workers_serve=conf.worker_store,

@@ -117,7 +117,7 @@ class CoordinatorAccess(JobAccess):
             timeouts=SessionTimeouts(
                 heartbeat_s=conf.keep_alive_interval,
                 silence_s=conf.lost_after_s,
-                away_s=conf.coordinator_timeout,
+                unreachable_s=conf.coordinator_timeout,
                 first_contact_s=conf.read_timeout or conf.join_timeout,
                 needs_answers=self_fencing,
             ),

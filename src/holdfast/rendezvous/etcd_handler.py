@@ -204,7 +204,7 @@ class EtcdAccess(JobAccess):
             timeouts=SessionTimeouts(
                 heartbeat_s=lease_s / HEARTBEATS_PER_LEASE,
                 silence_s=lease_s,
-                away_s=conf.coordinator_timeout,
+                unreachable_s=conf.coordinator_timeout,
                 first_contact_s=conf.read_timeout or first_contact_s,
                 needs_answers=self_fencing,
             ),

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.protocol import NodeInfo
-from holdfast.membership.interface import draw_incarnation
+from holdfast.membership.interface import random_incarnation
 from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.rendezvous_errors import RendezvousConnectionError
 
@@ -139,7 +139,7 @@ def node_info(
     conf = rdzv_conf.parse(params)
     return NodeInfo(
         node=access.node_id,
-        incarnation=draw_incarnation(),
+        incarnation=random_incarnation(),
         role=request.role,
         local_world_size=request.local_world_size,
         host=os.uname().nodename,

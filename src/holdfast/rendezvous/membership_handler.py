@@ -137,13 +137,13 @@ class MembershipHandler(RendezvousHandler):
         assert self._membership is not None
         self.serve_workers(view)
         store = self._membership.store(self.access.scope_of(view))
-        return RendezvousInfo(store, view.rank, view.size, self.meeting_point(view))
+        return RendezvousInfo(store, view.rank, view.size, self.store_address(view))
 
-    def meeting_point(self, view: View) -> RendezvousStoreInfo:
+    def store_address(self, view: View) -> RendezvousStoreInfo:
         """Return the address of the store for this node's workers."""
         assert self._worker_store is not None
         where = view.master_addr, view.master_port
-        return RendezvousStoreInfo(*self._worker_store.meeting_point(view.generation, *where))
+        return RendezvousStoreInfo(*self._worker_store.store_address(view.generation, *where))
 
     # Messages, one line each.
 
@@ -160,9 +160,9 @@ class MembershipHandler(RendezvousHandler):
 
     def describe_loss(self, lost: CoordinatorLost) -> str:
         """Return the unreachable side, how long it has been unreachable, and the reason."""
-        since = time.strftime("%H:%M:%S", time.localtime(time.time() - lost.away_s))
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - lost.unreachable_s))
         why = f": {lost.why}" if lost.why else ""
-        return f"{self.access.authority_at} has been unreachable since {since} ({lost.away_s:.0f} s){why}"
+        return f"{self.access.authority_at} has been unreachable since {since} ({lost.unreachable_s:.0f} s){why}"
 
     def describe_refusal(self, why: str, reason: RefusalReason | None = None) -> str:
         """Return why this node cannot join the job."""

@@ -175,7 +175,7 @@ class WorkerStore:
             self._attestation = HostAttestation(host, number, key, generation, optional=optional)
             self._attestation.start()
 
-    def meeting_point(self, generation: int, host: str, number: int) -> tuple[str, int]:
+    def store_address(self, generation: int, host: str, number: int) -> tuple[str, int]:
         """Return the address of the store for this node's workers; the other nodes use `host` and `number`."""
         if self._access != "private" or not self._served:
             return host, number
@@ -456,8 +456,8 @@ class SingleNodeHandler(RendezvousHandler):
                 )
             port = self._store.open(self._rounds, on_demand=self.defers_threads)
             self._rounds += 1
-        meeting_point = RendezvousStoreInfo(self._master_addr, port)
-        return RendezvousInfo(StoreOnDemand(), 0, 1, meeting_point)
+        store_address = RendezvousStoreInfo(self._master_addr, port)
+        return RendezvousInfo(StoreOnDemand(), 0, 1, store_address)
 
     def is_closed(self) -> bool:
         """Return whether `set_closed` was called."""

@@ -309,7 +309,7 @@ class SharedFolder:
         with self.opened():
             pass
 
-    def polls(self, timeout_s: float) -> Iterator[None]:
+    def poll_times(self, timeout_s: float) -> Iterator[None]:
         """Yield each time a poll is due: at least once, and a last time at the deadline."""
         deadline = time.monotonic() + timeout_s
         for pause in pauses():
@@ -366,7 +366,7 @@ def check_private(descriptor: int, path: str) -> None:
     if found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_WRITE:
         return
     # Some network file systems have neither users nor modes, or map root to another user.
-    mine = _as_seen(descriptor, path)
+    mine = _stored_owner_and_mode(descriptor, path)
     if found.st_uid != mine.st_uid:
         raise _unusable(
             path, f"it belongs to another user (uid {found.st_uid})", "remove it, or choose another"
@@ -377,7 +377,7 @@ def check_private(descriptor: int, path: str) -> None:
         )
 
 
-def _as_seen(folder: int, path: str) -> os.stat_result:
+def _stored_owner_and_mode(folder: int, path: str) -> os.stat_result:
     """Return the owner and mode that the file system reports for a private file of this user."""
     name = _new_name()
     try:
@@ -512,7 +512,7 @@ class FileStore:
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         queue = QUEUE_MARK + file_name(key)
-        for _ in self._files.polls(self._timeout_s if block else 0):
+        for _ in self._files.poll_times(self._timeout_s if block else 0):
             # Check without the lock: other callers need it to push.
             value = self._pop(queue) if self._files.exists(queue) else None
             if value is not None:
@@ -536,7 +536,7 @@ class FileStore:
             return
         passed = False
         try:
-            for _ in self._files.polls(seconds):
+            for _ in self._files.poll_times(seconds):
                 passed = self._files.read_pair(barrier)[0] != turn
                 if passed:
                     return
@@ -585,7 +585,7 @@ class FileStore:
     def _await(self, keys: Sequence[str], exists: Callable[[str], bool], timeout_s: float) -> None:
         """Poll until all keys exist at the same time."""
         order = list(dict.fromkeys(keys))
-        for _ in self._files.polls(timeout_s):
+        for _ in self._files.poll_times(timeout_s):
             if self._all_exist(order, exists):
                 return
         # A key that was missing at the last poll may exist now.

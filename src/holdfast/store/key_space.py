@@ -136,7 +136,7 @@ class KeySpace:
         if old is None:
             self._hold_value(key, len(value), 0)
             self._values[key] = value
-            self._appeared(key)
+            self._wake_waiting(key)
         else:
             self._hold_value(key, len(value), len(key) + len(old) + ENTRY_BYTES)
             self._values[key] = value
@@ -362,7 +362,7 @@ class KeySpace:
         if client in self._waits:
             raise RequestRejected("a client cannot wait twice at the same time")
 
-    def _appeared(self, key: bytes) -> None:
+    def _wake_waiting(self, key: bytes) -> None:
         """Wake the clients that wait for a key which just got its first value."""
         singles = self._single.pop(key, None)
         if singles is not None:

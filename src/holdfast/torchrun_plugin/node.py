@@ -80,7 +80,7 @@ class PluginNode(MembershipHandler):
         if self.round is not None:
             self.enter().report(NodePhase.FAILED, self.round.generation, failure)
 
-    def stay_while_needed(self) -> None:
+    def wait_while_needed(self) -> None:
         """Wait for the end of the job if its nodes or their workers depend on this process."""
         if not (self.enter().hosting or self.serves_workers):
             return

@@ -69,8 +69,8 @@ class TorchrunHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
         assert view is not None
         store = PluginRoundStore(self._node, self._node.access.scope_of(view))
         point = info.bootstrap_store_info
-        meeting_point = torch_rendezvous.RendezvousStoreInfo(point.master_addr, point.master_port)
-        return torch_rendezvous.RendezvousInfo(store, info.rank, info.world_size, meeting_point)
+        store_address = torch_rendezvous.RendezvousStoreInfo(point.master_addr, point.master_port)
+        return torch_rendezvous.RendezvousInfo(store, info.rank, info.world_size, store_address)
 
     def is_closed(self) -> bool:
         """Return whether the job is over, as far as this node knows."""
@@ -117,7 +117,7 @@ class TorchrunHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
         if isinstance(cause, ChildFailedError):
             self._node.report_failed(_first_failure(self._node.node_id, cause))
         elif cause is None and self._node.is_done:
-            self._node.stay_while_needed()
+            self._node.wait_while_needed()
 
 
 def _leave(handler: weakref.ref[TorchrunHandler], pid: int) -> None:

@@ -56,8 +56,8 @@ from holdfast.core.bounded import (
     WorkerRank,
 )
 from holdfast.core.limits import (
-    AWAY_S_MAX,
     COORDINATORS_MAX,
+    DURATION_S_MAX,
     NODE_ID_CHARS_MAX,
     RUN_ID_CHARS_MAX,
     WHY_CHARS_MAX,
@@ -115,7 +115,7 @@ StoreKey = Annotated[str, Meta(max_length=limits.STORE_KEY_CHARS_MAX)]
 StoreValue = Annotated[bytes, Meta(max_length=limits.STORE_VALUE_BYTES_MAX)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 T = TypeVar("T", bound=msgspec.Struct)
-Age = Annotated[float, Meta(ge=-1.0, le=AWAY_S_MAX)]
+Age = Annotated[float, Meta(ge=-1.0, le=DURATION_S_MAX)]
 
 # The handshake.
 

@@ -24,7 +24,7 @@ _HTTP_METHODS = (
 
 def check_client_bytes(first: bytes) -> None:
     """Raise `NotOurProtocol` if a client's first bytes, complete or not, belong to another protocol."""
-    if _may_be_ours(first):
+    if _may_be_handshake(first):
         return
     if _begins(first, _TLS_HELLO):
         raise NotOurProtocol(
@@ -42,7 +42,7 @@ def check_client_bytes(first: bytes) -> None:
 
 def check_server_bytes(first: bytes) -> None:
     """Raise `NotOurProtocol` if a server's first bytes, complete or not, belong to another protocol."""
-    if _may_be_ours(first):
+    if _may_be_handshake(first):
         return
     if _begins(first, _TLS_ALERT) or _begins(first, _TLS_HELLO):
         raise NotOurProtocol(
@@ -79,7 +79,7 @@ def explain_silent_close(tls: bool, psk: bool = False) -> str:
     )
 
 
-def _may_be_ours(first: bytes) -> bool:
+def _may_be_handshake(first: bytes) -> bool:
     head = first[:4]
     return int.from_bytes(head.ljust(4, b"\0"), "big") <= HANDSHAKE_FRAME_BYTES_MAX
 

@@ -85,7 +85,7 @@ class FakeMembership:
         return f"{self.endpoint}: {why}"
 
     def describe_loss(self, gave_up: CoordinatorLost) -> str:
-        return f"away for {gave_up.away_s:g} s"
+        return f"away for {gave_up.unreachable_s:g} s"
 
 
 class Node:

@@ -175,7 +175,7 @@ def test_valid_text_is_parsed(parser: Any, text: str, expected: object) -> None:
         (parse_modules, ["my-module", "a b"]),
         (named(flags.interval), ["0", "-1", "nan", "inf", "often"]),
         (named(flags.seconds), ["-1", "soon"]),
-        (named(flags.on_or_off), ["maybe"]),
+        (named(flags.parse_switch), ["maybe"]),
     ],
 )
 def test_invalid_values_name_the_variable_they_came_from(parser: Any, texts: list[str]) -> None:

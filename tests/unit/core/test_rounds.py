@@ -152,14 +152,14 @@ def test_plausible_numbers_from_another_coordinator_are_accepted(lead: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("away_s", "expected_s"), [(0.0, RECOVER_S_MIN), (1.0, 2.0), (60.0, RECOVER_S_MAX)]
+    ("unreachable_s", "expected_s"), [(0.0, RECOVER_S_MIN), (1.0, 2.0), (60.0, RECOVER_S_MAX)]
 )
 def test_recovery_waits_for_nodes_depending_on_their_time_without_a_coordinator(
-    away_s: float, expected_s: float
+    unreachable_s: float, expected_s: float
 ) -> None:
     _, (first, _second) = active()
     rounds = Rounds(Job(run_id=RUN))
-    rounds.handle(0.0, msgspec.structs.replace(first.status(), away_s=away_s))
+    rounds.handle(0.0, msgspec.structs.replace(first.status(), unreachable_s=unreachable_s))
     assert delay_s(rounds) == expected_s
 
 

@@ -102,7 +102,7 @@ def test_retry_delays_grow_to_a_limit_and_are_randomized(draw: float) -> None:
 
 def test_refused_connections_are_retried_with_growing_delays_and_count_as_away() -> None:
     refused: list[SessionEvent] = [Connected(), ACK, Disconnected("too large", permanent=True)]
-    happened = run(a_session(away_s=10.0), 30.0, answers=refused)
+    happened = run(a_session(unreachable_s=10.0), 30.0, answers=refused)
     found = gaps(times_of(happened, Connect))
     assert found == pytest.approx(
         [min(RETRY_MAX_S, RETRY_FIRST_S * 2**i) for i in range(len(found))], abs=1e-6
@@ -114,7 +114,7 @@ def test_refused_connections_are_retried_with_growing_delays_and_count_as_away()
 
 
 def test_connection_that_lasts_after_refusals_counts_as_contact() -> None:
-    machine = a_session(away_s=10.0, silence_s=5.0)
+    machine = a_session(unreachable_s=10.0, silence_s=5.0)
     run(machine, 9.0, answers=[Connected(), ACK, Disconnected("too large", permanent=True)])
     assert machine.is_refused
     now = 9.0
@@ -134,7 +134,7 @@ def test_connection_that_lasts_after_refusals_counts_as_contact() -> None:
 
 
 def test_session_gives_up_on_a_listener_that_never_responds() -> None:
-    machine = up(a_session(away_s=10.0, first_contact_s=20.0, silence_s=5.0))
+    machine = up(a_session(unreachable_s=10.0, first_contact_s=20.0, silence_s=5.0))
     happened = run(machine, 40.0, answers=[Connected()])
     assert times_of(happened, GiveUp) == [pytest.approx(20.0, abs=0.01)]
     assert len(times_of(happened, Disconnect)) >= 7

@@ -317,7 +317,7 @@ def test_a_status_reported_during_a_call_is_stored_right_after_it() -> None:
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_unavailable_store_is_abandoned_once_after_awake_time(hangs: bool) -> None:
-    cluster, one, _ = pair(away_s=30.0)
+    cluster, one, _ = pair(unreachable_s=30.0)
     if hangs:
         assert one.session.handle(cluster.now, RefreshRequested()) == [ReadState()]
     one.is_cut = True
@@ -329,7 +329,7 @@ def test_unavailable_store_is_abandoned_once_after_awake_time(hangs: bool) -> No
     cluster.pass_s(60.0)
     (fault,) = one.faults
     assert isinstance(fault, GiveUp)
-    assert fault.away_s >= 30.0
+    assert fault.unreachable_s >= 30.0
     if not hangs:
         one.is_cut = False
         cluster.pass_s(1.0)

@@ -26,7 +26,7 @@ from holdfast.elastic._impl.worker_handlers import (
 from holdfast.elastic._impl.worker_server import WorkerServer
 from holdfast.errors import EnvironmentProblem
 from holdfast.processes import worker_socket
-from holdfast.processes.worker_socket import identity, listen_privately, peer_of, remove
+from holdfast.processes.worker_socket import identity, listen_on_private_socket, peer_of, remove
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -249,7 +249,7 @@ def test_socket_is_private_from_its_creation(
     monkeypatch.setattr(os, "chmod", lambda *_: None)
     old = os.umask(0)
     try:
-        with listen_privately(path) as listener, socket.socket(socket.AF_UNIX) as client:
+        with listen_on_private_socket(path) as listener, socket.socket(socket.AF_UNIX) as client:
             assert mode(path) == 0o600
             client.connect(path)
             connection, _ = listener.accept()
@@ -257,7 +257,7 @@ def test_socket_is_private_from_its_creation(
                 assert peer_of(connection) == (os.getpid(), os.geteuid())
     finally:
         os.umask(old)
-    with listen_privately(str(tmp_path / "new" / "a.sock")):
+    with listen_on_private_socket(str(tmp_path / "new" / "a.sock")):
         assert mode(str(tmp_path / "new")) == 0o700
 
 
@@ -269,9 +269,9 @@ def test_folder_where_others_can_replace_the_socket_is_refused(
     folder.mkdir()
     folder.chmod(open_to)
     with pytest.raises(EnvironmentProblem, match=str(folder)):
-        listen_privately(str(folder / "a.sock"))
+        listen_on_private_socket(str(folder / "a.sock"))
     folder.chmod(open_to | stat.S_ISVTX)  # As in /tmp, a user can only remove their own files.
-    listen_privately(str(folder / "a.sock")).close()
+    listen_on_private_socket(str(folder / "a.sock")).close()
 
 
 def test_stale_socket_is_replaced_and_live_one_is_kept(
@@ -281,12 +281,12 @@ def test_stale_socket_is_replaced_and_live_one_is_kept(
     subprocess.run([sys.executable, "-c", program, path], check=True)
     monkeypatch.setattr(worker_socket, "CONNECT_S", 0.05)
     monkeypatch.setattr(worker_socket, "BACKLOG", 0)
-    with listen_privately(path):
+    with listen_on_private_socket(path):
         before = identity(path)
         with pytest.raises(EnvironmentProblem, match=f"process {os.getpid()}"):
-            listen_privately(path)
+            listen_on_private_socket(path)
         with pytest.raises(EnvironmentProblem):  # Its queue is full now, but it is alive.
-            listen_privately(path)
+            listen_on_private_socket(path)
         assert identity(path) == before
 
 
@@ -294,14 +294,14 @@ def test_invalid_socket_path_is_rejected(tmp_path: Path, path: str) -> None:
     Path(path).write_text("precious")
     for wrong in (path, str(tmp_path / ("x" * 108)), str(tmp_path / "a" / "b" / "c.sock"), ""):
         with pytest.raises(EnvironmentProblem):
-            listen_privately(wrong)
+            listen_on_private_socket(wrong)
     assert Path(path).read_text() == "precious"
 
 
 def test_server_removes_only_its_own_file(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_socket, "LOCK_S", 0.05)
     holder = worker_socket._lock(os.path.dirname(path))  # A locked folder can still be used.
-    with listen_privately(path):
+    with listen_on_private_socket(path):
         device, inode = identity(path)
         remove(path, (device, inode + 10_000_000))
         assert Path(path).exists()

@@ -98,12 +98,12 @@ async def test_refusal_is_final_only_before_first_contact(port: int) -> None:
 @in_loop
 async def test_silent_coordinator_is_disconnected_and_lost() -> None:
     async with serving() as served:
-        node = Node(served.connector(), heartbeat_s=0.01, silence_s=0.05, away_s=0.1)
+        node = Node(served.connector(), heartbeat_s=0.01, silence_s=0.05, unreachable_s=0.1)
         await node.until(is_member)
         served.server.received = lambda peer, message: None  # type: ignore[method-assign]
         served.server._acceptor.close()
         lost = await node.until(lambda event: isinstance(event, CoordinatorLost))
-        assert lost.away_s >= 0.1
+        assert lost.unreachable_s >= 0.1
         await soon(lambda: served.server.connections == 0)
         await node.driver.close()
 

@@ -110,7 +110,7 @@ class Node:
                 info=info,
                 settings=a_job_of(1, 1, max_restarts=3),
                 timeouts=SessionTimeouts(
-                    heartbeat_s=silence_s / 5, silence_s=silence_s, away_s=2 * silence_s
+                    heartbeat_s=silence_s / 5, silence_s=silence_s, unreachable_s=2 * silence_s
                 ),
                 draw=lambda: 0.5,
             ),

@@ -89,7 +89,7 @@ def test_exited_process_has_empty_values() -> None:
     assert not procfs.exists(-1)
     assert procfs.command_of(pid) == "[]"
     assert procfs.user_of(pid) == -1
-    assert not procfs.is_below_this_process(pid)
+    assert not procfs.is_descendant(pid)
     assert procfs.initial_environment(pid) == procfs.current_environment(pid) == {}
 
 
@@ -107,11 +107,11 @@ def test_descendants_are_below_this_process() -> None:
     with python(GRANDCHILD) as (child, line):
         pid = int(line)
         assert procfs.parent_of(pid) == child
-        assert procfs.is_below_this_process(pid)
+        assert procfs.is_descendant(pid)
         assert procfs.root_of(pid, {child: "a worker"}) == procfs.root_of(child, {child}) == child
         assert procfs.root_of(child, {pid}) == 0
     for pid in (os.getpid(), os.getppid(), 1, 0, -1):
-        assert not procfs.is_below_this_process(pid)
+        assert not procfs.is_descendant(pid)
     assert procfs.root_of(os.getpid(), {os.getpid()}) == 0
 
 

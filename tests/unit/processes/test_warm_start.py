@@ -70,7 +70,7 @@ def test_zygote_lost_three_times_is_not_restarted(
     for _ in range(warm_start.LOSSES_MAX):
         killed(harness)
         revived(harness)
-    assert not harness.warm.takes(harness.argv, harness.env, {})
+    assert not harness.warm.can_fork(harness.argv, harness.env, {})
     assert harness.warm.fileno() == -1
     assert harness.warm.pids() == [] or not harness.warm.pids()[1:]
     output = [record.message for record in caplog.records if record.levelname == "WARNING"]
@@ -85,7 +85,7 @@ def test_zygote_of_a_dead_keeper_is_not_waited_for() -> None:
     os.kill(unprepared.keeper.pid, signal.SIGKILL)
     gone.wait_until_exited()
     with unprepared:
-        assert not unprepared.warm.takes(unprepared.argv, unprepared.env, {})
+        assert not unprepared.warm.can_fork(unprepared.argv, unprepared.env, {})
 
 
 def test_unstartable_zygote_is_abandoned(harness: Harness) -> None:
@@ -94,7 +94,7 @@ def test_unstartable_zygote_is_abandoned(harness: Harness) -> None:
     full = max(int(name) for name in os.listdir(f"/proc/{harness.keeper.pid}/fd")) + 1
     resource.prlimit(harness.keeper.pid, resource.RLIMIT_NOFILE, (full, full))
     revived(harness)
-    assert not harness.warm.takes(harness.argv, harness.env, {})
+    assert not harness.warm.can_fork(harness.argv, harness.env, {})
     assert harness.warm.fileno() == -1
 
 
@@ -113,13 +113,13 @@ def test_frozen_zygote_is_abandoned(
 
 
 def test_changed_startup_variables_prevent_a_warm_start(harness: Harness) -> None:
-    assert harness.warm.takes(harness.argv, {**harness.env, "RANK": "1"}, {})
-    assert not harness.warm.takes(harness.argv, {**harness.env, "PYTHONHASHSEED": "1"}, {})
+    assert harness.warm.can_fork(harness.argv, {**harness.env, "RANK": "1"}, {})
+    assert not harness.warm.can_fork(harness.argv, {**harness.env, "PYTHONHASHSEED": "1"}, {})
 
 
 @pytest.mark.parametrize("words", [("-i", "train.py"), ("-O", "-c", TELLS)])
 def test_zygote_takes_no_command_with_other_flags(harness: Harness, words: tuple[str, ...]) -> None:
-    assert not harness.warm.takes([sys.executable, *words], harness.env, {})
+    assert not harness.warm.can_fork([sys.executable, *words], harness.env, {})
 
 
 def test_workers_survive_their_zygote(harness: Harness) -> None:

@@ -55,7 +55,7 @@ def test_a_module_that_opens_a_gpu_ends_preloading(
     (tmp_path / "torch.py").write_text("class cuda:\n    is_initialized = staticmethod(bool)\n")
     (tmp_path / "uses.py").write_text("import torch; torch.cuda.is_initialized = lambda: True\n")
     with Harness("-c", "pass", cwd=tmp_path, modules=["torch", "uses"]) as harness:
-        assert not harness.warm.takes(harness.argv, harness.env, {})
+        assert not harness.warm.can_fork(harness.argv, harness.env, {})
         assert harness.warm.fileno() == -1
         (output,) = caplog.messages
         assert "uses" in output

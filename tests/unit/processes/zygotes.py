@@ -85,7 +85,7 @@ class Harness:
         given = self.env if env is None else env
         how: Any = {"env": given, "cwd": self.cwd, "fds": fds}
         if warm:
-            assert self.warm.takes(argv, how["env"], fds)
+            assert self.warm.can_fork(argv, how["env"], fds)
             self.warm.spawn(self.keys, argv, **how)
             self.warm.begin()
         else:

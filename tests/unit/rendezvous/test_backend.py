@@ -94,7 +94,7 @@ class Cluster:
             RendezvousTimeout(**times),
             **{"keep_alive_interval": 0.1, "keep_alive_max_attempt": 100, **more},
         )
-        handler.access.away_s = more.pop("away_s", LONG_S)
+        handler.access.unreachable_s = more.pop("unreachable_s", LONG_S)
         self.handlers.append(handler)
         return handler
 
@@ -248,7 +248,7 @@ def test_temporary_backend_failure_costs_no_restart(cluster: Cluster) -> None:
 @pytest.mark.parametrize("hangs", [False, True])
 def test_unreachable_backend_is_a_loss_after_the_limit(cluster: Cluster, hangs: bool) -> None:
     handler = cluster.add(1, 1)
-    handler.access.away_s = 0.3
+    handler.access.unreachable_s = 0.3
     handler.next_rendezvous()
     connection = handler.enter()
     connection.take()
@@ -260,13 +260,13 @@ def test_unreachable_backend_is_a_loss_after_the_limit(cluster: Cluster, hangs: 
     assert readable
     (lost,) = connection.take()
     assert isinstance(lost, CoordinatorLost)
-    assert lost.away_s >= 0.3
+    assert lost.unreachable_s >= 0.3
     assert "'c10d'" in handler.describe_loss(lost)
 
 
 def test_workers_may_run_while_the_backend_hangs(cluster: Cluster) -> None:
     handler = cluster.add(1, 1, keep_alive_max_attempt=5)
-    handler.access.away_s = 10 * LONG_S
+    handler.access.unreachable_s = 10 * LONG_S
     in_role(handler, NodeRole.MEMBER)
     deadlines: list[float | None] = []
     handler.enter().watch_stop_deadline(deadlines.append)

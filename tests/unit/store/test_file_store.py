@@ -199,11 +199,11 @@ def test_file_barrier_that_completes_at_the_deadline_passes(
     """The other caller arrives after the last poll, and before this one has unregistered."""
     store = FileStore(tmp_path)
 
-    def polls(timeout_s: float) -> list[None]:
+    def poll_times(timeout_s: float) -> list[None]:
         FileStore(tmp_path).barrier("here", 2)
         return []
 
-    monkeypatch.setattr(store._files, "polls", polls)
+    monkeypatch.setattr(store._files, "poll_times", poll_times)
     store.barrier("here", 2, 0.001)
     assert FileStore(tmp_path).get("here") == b"2"
 

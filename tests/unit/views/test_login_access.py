@@ -9,11 +9,11 @@ from holdfast.views.dashboard.access import (
     SESSION_S,
     SESSIONS_MAX,
     DashboardAccess,
-    draw_token,
     has_csrf_token,
+    random_token,
 )
 
-TOKEN = draw_token()
+TOKEN = random_token()
 
 
 def test_session_ends_by_timeout_or_logout() -> None:

@@ -598,14 +598,14 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         del worker_group
-        self._bring_down(self._processes.settings.stop_signal, self._shutdown_timeout)
+        self._stop_and_reap(self._processes.settings.stop_signal, self._shutdown_timeout)
 
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = SHUTDOWN_S
     ) -> None:
-        self._bring_down(death_sig, timeout)
+        self._stop_and_reap(death_sig, timeout)
 
-    def _bring_down(self, signum: int, grace_s: float) -> None:
+    def _stop_and_reap(self, signum: int, grace_s: float) -> None:
         """Stop the workers, and wait until all their processes have exited."""
         if self._foreign is not None:
             self._foreign.close(as_enum(signum), grace_s)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.processes.poll import wait_for
-from holdfast.processes.procfs import is_below_this_process
+from holdfast.processes.procfs import is_descendant
 from holdfast.timers.reaper import STARTED, STOPPED, Reaper, fatal_of, send_signal
 from holdfast.timers.worker_timers import WorkerTimers
 
@@ -40,7 +40,7 @@ class FileTimerServer:
         daemon: bool = True,
         log_event: Callable[[str, FileTimerRequest | None], None] | None = None,
         *,
-        is_ours: Callable[[int], bool] = is_below_this_process,
+        is_ours: Callable[[int], bool] = is_descendant,
         dump: Callable[[int], object] | None = None,
         kill: Callable[[int, int], object] = send_signal,
     ) -> None:

@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.processes.procfs import exists, is_below_this_process
+from holdfast.processes.procfs import exists, is_descendant
 from holdfast.timers.reaper import Reaper
 from holdfast.timers.timer_client import TimerClient
 from holdfast.timers.timer_requests import RELEASED, RefusalLog, TimerRequest, is_valid_expiry
@@ -210,7 +210,7 @@ class LocalTimerServer(TimerServer):
         max_interval: float = 60,
         daemon: bool = True,
         *,
-        is_ours: Callable[[int], bool] = is_below_this_process,
+        is_ours: Callable[[int], bool] = is_descendant,
         dump: Callable[[int], object] | None = None,
     ) -> None:
         super().__init__(MultiprocessingRequestQueue(mp_queue), max_interval, daemon)

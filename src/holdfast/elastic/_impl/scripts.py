@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 from holdfast.agent.worker_processes import substitute_local_rank
-from holdfast.elastic._impl.torch_types import torchs_store_errors
+from holdfast.elastic._impl.torch_types import as_torch_store_errors
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.net.addresses import Address
 from holdfast.net.listening import bind
@@ -92,7 +92,7 @@ def create_c10d_store(
         raise UsageError(f"server_port: missing; required for {world_size} processes")
     if server_port == -1 and not is_server:
         raise UsageError("server_port: missing; required for a client")
-    with torchs_store_errors():
+    with as_torch_store_errors():
         store = C10dStore(
             server_addr,
             0 if server_port == -1 else server_port,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def torchs_store_errors() -> Iterator[None]:
+def as_torch_store_errors() -> Iterator[None]:
     """Give a store's error that leaves this block torch's type of the same name, in addition to its own."""
     try:
         yield

@@ -19,7 +19,13 @@ from urllib.parse import parse_qsl
 
 from holdfast.elastic._impl.worker_handlers import Request, Response, find_handler, handler_names
 from holdfast.net.http_server import HttpRequest, HttpResponse, HttpServer
-from holdfast.processes.worker_socket import identity, is_owner, listen_privately, peer_of, remove
+from holdfast.processes.worker_socket import (
+    identity,
+    is_owner,
+    listen_on_private_socket,
+    peer_of,
+    remove,
+)
 
 CONNECTIONS_MAX = 16
 BODY_BYTES_MAX = 1 << 20
@@ -37,7 +43,7 @@ class WorkerServer:
     def __init__(self, path: str) -> None:
         """Raise `EnvironmentProblem` if the path cannot be used."""
         self.path = os.path.abspath(path)
-        listener = listen_privately(self.path)
+        listener = listen_on_private_socket(self.path)
         self._identity = identity(self.path)
         self._pid = os.getpid()
         self._server = HttpServer(

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.blame import Blame, Suspect, Trace, blame
-from holdfast.lazy_dataclass import keyword_field, later_field, lazy_dataclass
+from holdfast.lazy_dataclass import keyword_field, lazy_dataclass, post_init_field
 from holdfast.processes import signals
 from holdfast.processes.failures import peer_blame, tracebacks
 from holdfast.processes.failures.error_file import read_error_file
@@ -46,9 +46,9 @@ class ProcessFailure:
     pid: int
     exitcode: int
     error_file: str
-    error_file_data: dict[str, Any] = later_field(init=False, repr=False)
-    message: str | dict[str, Any] = later_field(init=False)
-    timestamp: int = later_field(init=False)
+    error_file_data: dict[str, Any] = post_init_field(init=False, repr=False)
+    message: str | dict[str, Any] = post_init_field(init=False)
+    timestamp: int = post_init_field(init=False)
     # The end of what the worker wrote to standard error.
     stderr_tail: str = keyword_field(default="", repr=False, kw_only=True)
     # Whether it happened after the stop of the group began; see `failed_after`.
@@ -72,7 +72,7 @@ class ProcessFailure:
     # Ranks that may have failed first instead, if this is the first failure.
     rivals: tuple[int, ...] = keyword_field(default=(), repr=False, kw_only=True)
     # The time of the exception in the error file; 0 if unknown.
-    recorded_ns: int = later_field(init=False, repr=False)
+    recorded_ns: int = post_init_field(init=False, repr=False)
     # Whether an unreadable error file is reported in `detail` instead of raised.
     tolerant: bool = keyword_field(default=False, repr=False, kw_only=True)
 

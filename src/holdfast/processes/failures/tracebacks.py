@@ -120,7 +120,7 @@ def _begins(line: str) -> bool:
 
 def _end_of_chain(lines: list[str], at: int) -> int:
     """Return the end of the traceback at `at` and of the tracebacks chained to it."""
-    end = _end_of_one(lines, at)
+    end = _end_of_traceback(lines, at)
     while True:
         connector = _skip_empty(lines, end)
         following = _skip_empty(lines, connector + 1)
@@ -128,10 +128,10 @@ def _end_of_chain(lines: list[str], at: int) -> int:
             return end
         if not _begins(lines[following]):
             return end
-        end = _end_of_one(lines, following)
+        end = _end_of_traceback(lines, following)
 
 
-def _end_of_one(lines: list[str], at: int) -> int:
+def _end_of_traceback(lines: list[str], at: int) -> int:
     if lines[at].startswith(_FATAL):
         return _end_of_fatal(lines, at)
     if lines[at].endswith(_GROUP_HEADER):

@@ -191,7 +191,7 @@ def call_in_fork(call: Callable[[], None]) -> int:
         traceback.print_exception(type(error), error, without_own_frames(error.__traceback__))
         status = 1
         died_of = signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0
-    _end_like_an_interpreter()
+    _finalize_interpreter()
     if died_of:
         die_of(died_of)
     return status
@@ -229,7 +229,7 @@ def _detach_from_parent() -> None:
         atexit.register(util._exit_function)  # type: ignore[attr-defined]
 
 
-def _end_like_an_interpreter() -> None:
+def _finalize_interpreter() -> None:
     """Do what `os._exit` skips in a forked child, in the interpreter's order.
 
     It joins threads, then runs exit handlers (`multiprocessing` flushes its queues in one), then
@@ -276,7 +276,7 @@ def main() -> None:
         fn, args = pickle.loads(data)  # noqa: S301 (our agent's)
         call_and_return(fn, args, RESULT_FD)
     except SignalException as stop:
-        _end_like_an_interpreter()
+        _finalize_interpreter()
         die_of(stop.sigval)
 
 

@@ -535,7 +535,7 @@ class PContext(ABC):
         env = {**self._inherited, **self.envs[rank]}
         cwd, cpus = keeper_client.working_directory(), self._cpus.get(rank, ())
         try:
-            if argv is not None and self._warm is not None and self._warm.takes(argv, env, fds):
+            if argv is not None and self._warm is not None and self._warm.can_fork(argv, env, fds):
                 self._warm.spawn(rank, argv, env=env, cwd=cwd, fds=fds, cpus=cpus)
             else:
                 self._keeper.spawn(rank, argv, env=env, cwd=cwd, fds=fds, call=call, cpus=cpus)

@@ -400,7 +400,7 @@ def _sweep(parent: str) -> None:
     prefix = f"{FOLDER_PREFIX}{os.getuid()}-"
     names = [name for name in _names_in(parent) if name.startswith(prefix)]
     folders = (os.path.join(parent, name) for name in names[:CHECKED_MAX])
-    for folder in [folder for folder in folders if _is_left(folder)][:SWEPT_MAX]:
+    for folder in [folder for folder in folders if _is_leftover(folder)][:SWEPT_MAX]:
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -412,7 +412,7 @@ def _sweep(parent: str) -> None:
         os.close(fd)
 
 
-def _is_left(folder: str) -> bool:
+def _is_leftover(folder: str) -> bool:
     """Whether a folder belongs to this user and is old enough to be a leftover."""
     try:
         found = os.lstat(folder)

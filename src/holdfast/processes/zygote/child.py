@@ -43,7 +43,7 @@ class Interpreter:
         self.environment = dict(os.environ)
         self.collects = True
 
-    def put_path0(self, kind: str, what: str) -> None:
+    def set_path0(self, kind: str, what: str) -> None:
         """Set the first entry of `sys.path`, as the interpreter does for a script or a module."""
         if self.path0 is not None and self.path0 in sys.path:
             sys.path.remove(self.path0)
@@ -76,7 +76,7 @@ class Interpreter:
         set_name(os.path.basename(argv[0]))
         sys.orig_argv = list(argv)
         sys.argv = [what if kind == "script" else f"-{kind}", *args]
-        self.put_path0(kind, what)
+        self.set_path0(kind, what)
         sys.path_importer_cache.clear()  # There may be new files.
         sys.modules["__main__"] = new_main()
         reseed_numpy()

@@ -314,7 +314,7 @@ class WarmStart:
 
     # Workers.
 
-    def takes(self, argv: Sequence[str], env: Mapping[str, str], fds: Mapping[int, int]) -> bool:
+    def can_fork(self, argv: Sequence[str], env: Mapping[str, str], fds: Mapping[int, int]) -> bool:
         """Whether the zygote can fork such a worker."""
         zygote = self._zygote
         if zygote is None or zygote.is_lost or not zygote.is_ready:
@@ -336,7 +336,7 @@ class WarmStart:
         fds: Mapping[int, int],
         cpus: Sequence[int] = (),
     ) -> None:
-        """Request a worker that the zygote `takes`. `begin` then makes the zygote fork all of them."""
+        """Request a worker that the zygote `can_fork`. `begin` then makes the zygote fork all of them."""
         command = parse_command(argv)
         assert command is not None
         self._waiting.append(

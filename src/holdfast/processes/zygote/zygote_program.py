@@ -98,7 +98,7 @@ class ZygoteProgram:
         """Import the modules, as a worker with this command line would."""
         own_path = list(sys.path)
         if path is None:
-            self.interpreter.put_path0(kind, what)
+            self.interpreter.set_path0(kind, what)
         else:
             sys.path[:] = path
         sys.argv = [what if kind == "script" else f"-{kind}"]

@@ -41,7 +41,7 @@ class HostAdmission:
         """Whether the store serves clients of another host at once."""
         return self.access.mode == OPEN or (self.access.mode == HOSTS and host in self._attested)
 
-    def is_awaited(self) -> bool:
+    def may_be_attested(self) -> bool:
         """Whether an agent may still attest a host."""
         return self.access.mode == HOSTS and bool(self.access.key)
 

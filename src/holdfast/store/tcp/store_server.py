@@ -516,7 +516,7 @@ class ServingLoop:
         elif not connection.host or self._admission.is_served(connection.host):
             connection.greet = None
             self._on_ready(connection)
-        elif self._admission.is_awaited():
+        elif self._admission.may_be_attested():
             self._pause_reading(connection)
         else:
             self._refuse(connection)

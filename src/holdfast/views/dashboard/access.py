@@ -125,7 +125,7 @@ def has_csrf_token(session: LoginSession, headers: Mapping[str, str]) -> bool:
     return hmac.compare_digest(headers.get(CSRF_HEADER, "").encode(), session.secret.encode())
 
 
-def draw_token() -> str:
+def random_token() -> str:
     """Return a login token that nobody can guess and a person can type."""
     return secrets.token_hex(TOKEN_BYTES)
 

@@ -56,7 +56,7 @@ def steps_text(low: int, high: int) -> str:
     return f"{high:,}" if low == high else f"{low:,}+{high - low:,}"
 
 
-def elided(text: str, width: int) -> str:
+def shortened_name(text: str, width: int) -> str:
     """Return a name that fits, without its middle."""
     if cell_len(text) <= width or width < 5:
         return set_cell_size(text, width) if cell_len(text) > width else text
@@ -80,7 +80,7 @@ def _plain(text: Callable[[Any], str], kind: str = "") -> Callable[[Any, int], l
 
 
 def _name(text: Callable[[Any], str], kind: str = "") -> Callable[[Any, int], list[Cell]]:
-    return lambda row, width: [(elided(text(row), width), kind)]
+    return lambda row, width: [(shortened_name(text(row), width), kind)]
 
 
 def _state(row: Any, width: int) -> list[Cell]:
@@ -231,7 +231,7 @@ def head(job: LiveJob, width: int, now: float) -> list[list[Cell]]:
         [("cores ", "dim"), (_cores(one.cpu), "")],
         [("mem ", "dim"), (memory(one.rss_bytes), "")],
     ]
-    name = elided(one.run_id, max(8, width // 4))
+    name = shortened_name(one.run_id, max(8, width // 4))
     state = "over" if job.problem and job.ended and not one.outcome else one.state
     top = [(f" {name} ", "accent"), (f" {state} ", _kind_of_state(state)), ("  ", "")]
     return [
