@@ -8,13 +8,16 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from holdfast.agent.spec import RunResult, WorkerGroup, WorkerState
+from holdfast.agent.worker_processes import StopOrder
 from holdfast.core.supervision import StopReason
 from holdfast.elastic._impl.agents import LocalElasticAgent
+from holdfast.membership.loop_heartbeat import LoopHeartbeat
 from holdfast.observe.lifecycle import GenerationStopping
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
@@ -225,3 +228,28 @@ def test_hook_can_close_the_context(stops_before: bool) -> None:
     result = agent.run()
     assert (agent.restart_count, result.failures[0].exitcode) == (1, 3)
     assert len(list(Path("logs").glob("*/attempt_*"))) == 2
+
+
+def test_loop_needs_no_heartbeat_during_a_hook() -> None:
+    heartbeat = LoopHeartbeat()
+    needed: list[bool] = []
+
+    class Noting(LocalElasticAgent):
+        def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
+            needed.append(heartbeat.is_started)
+            return {}
+
+        def _stop_workers(self, worker_group: WorkerGroup) -> None:
+            needed.append(heartbeat.is_started)
+
+        def _shutdown(self, *args: Any, **kwargs: Any) -> None:
+            needed.append(heartbeat.is_started)
+
+    agent = local("true", kind=Noting)
+    agent._job.membership = SimpleNamespace(heartbeat=heartbeat)
+    workers = agent._loop.workers
+    heartbeat.start()
+    workers.start(None, None)
+    for reason in (StopReason.REGROUP, StopReason.SIGNAL):
+        workers.begin_stop(StopOrder(reason, signal.SIGTERM, 1.0))
+    assert (needed, heartbeat.is_started) == ([False] * 3, True)
