@@ -102,6 +102,8 @@ class JobState(StrEnum):
     RECOVERING = "recovering"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    STOPPED = "stopped"
+    """By an operator; or a signal stopped this agent, which cannot know whether other nodes continue."""
 
 
 class WorkerState(StrEnum):
@@ -170,6 +172,16 @@ class Ending(NamedTuple):
     @property
     def is_over(self) -> bool:
         return self.how is not GenerationEnd.RUNNING
+
+
+JOB_STATES = {
+    RunEnd.FAILED: JobState.FAILED,
+    RunEnd.SUCCEEDED: JobState.SUCCEEDED,
+    RunEnd.STOPPED: JobState.STOPPED,
+    RunEnd.LEFT: JobState.STOPPED,
+    RunEnd.ERROR: JobState.FAILED,
+}
+"""The state of the job after a run of this node; an unused standby does not know it."""
 
 
 class RestartReason(StrEnum):
@@ -775,8 +787,7 @@ class History:
         self._standby_s, self._standby_since = self.standby_s(event.at), None
         how = event.state or event.cut_short
         self.run_end = RunEnd(how) if how in ENDS else RunEnd.ERROR
-        is_good = not event.error and self.run_end is RunEnd.SUCCEEDED
-        self.job_state = JobState.SUCCEEDED if is_good else JobState.FAILED
+        self.job_state = JOB_STATES.get(self.run_end, self.job_state)
         self.node_state = NodeState.DONE
         for end in event.outcomes:
             self.workers[end.worker.local_rank] = end.worker, WorkerState(end.state)

@@ -343,9 +343,9 @@ class LiveJob:
 
     @property
     def _job_end(self) -> RunEnd:
-        if self.header.outcome:
-            return RunEnd(self.header.outcome)
-        return RunEnd.LOST if self.is_over else RunEnd.RUNNING
+        if self.is_over:
+            return next((one for one in RunEnd if one == self.header.outcome), RunEnd.LOST)
+        return RunEnd.RUNNING
 
     @property
     def spans(self) -> list[Span]:

@@ -232,6 +232,21 @@ def test_node_and_worker_states_follow_the_events() -> None:
     assert {state for _, state in history.workers.values()} == {"succeeded"}
 
 
+@pytest.mark.parametrize(
+    ("how", "state"),
+    [
+        ("left", JobState.STOPPED),
+        ("stopped", JobState.STOPPED),
+        ("error", JobState.FAILED),
+        ("standby", JobState.RUNNING),
+    ],
+)
+def test_only_an_error_of_the_agent_fails_the_job(how: str, state: JobState) -> None:
+    end = lifecycle.RunEnded(20.0, 20.0, 10.0, "", 0, 3, 3, 0, 2, error="E: x", cut_short=how)
+    history = history_of([*first_start(), end])
+    assert (history.run_end, history.job_state) == (how, state)
+
+
 def test_a_worker_that_fails_after_the_stop_began_was_terminated() -> None:
     run = [*first_start(), *failure(20.0)[:3], exited(21.0, 0, failed=True)]
     states = {rank: state for rank, (_, state) in history_of(run).workers.items()}
