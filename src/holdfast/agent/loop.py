@@ -150,6 +150,10 @@ if TYPE_CHECKING:
             """How the workers of the last generation ended."""
 
         @property
+        def context(self) -> PContext | None:
+            """The processes of the workers; None before the first start, or if hooks start them."""
+
+        @property
         def is_active(self) -> bool:
             """Whether there are workers, or some are being stopped."""
 
@@ -551,14 +555,9 @@ class AgentLoop:
         return not self.services.has_started_deferred_services
 
     @property
-    def _context(self) -> PContext | None:
-        """The workers' processes; None before the first start, or if hooks start them."""
-        return getattr(self.workers, "context", None)
-
-    @property
     def log_files(self) -> list[tuple[int, str, str]]:
         """Rank, stream and path of each file that the workers of this generation write."""
-        context = self._context
+        context = self.workers.context
         if context is None:
             return []
         return [
@@ -571,7 +570,7 @@ class AgentLoop:
     @property
     def live_workers(self) -> dict[int, int]:
         """The process ids of workers that have not exited, by local rank."""
-        running, context = self.machine.running, self._context
+        running, context = self.machine.running, self.workers.context
         pids = context.pids() if context is not None else {}
         return {rank: pid for rank, pid in pids.items() if rank in running}
 

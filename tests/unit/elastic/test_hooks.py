@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -198,13 +199,13 @@ def test_known_failures_are_those_of_the_current_generation() -> None:
     assert known == [[3], [4]]
 
 
-def test_job_of_an_agent_with_hooks_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_shows_the_workers_of_an_agent_with_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as runtime_folder:  # A socket's path must be short.
         monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", runtime_folder)
-        agent = local(f"{sys.executable} -m holdfast ps > seen", kind=Hooked)
+        agent = local(f"{sys.executable} -m holdfast status --json > seen", kind=Hooked)
         assert agent.run().state is WorkerState.SUCCEEDED
-    [_, row] = Path("seen").read_text().splitlines()
-    assert row.split()[:2] == ["job", "running"]
+    [node] = json.loads(Path("seen").read_text())["nodes"]
+    assert [one["state"] for one in node["report"]["workers"]] == ["running"]
 
 
 def test_start_and_stop_hooks_are_called() -> None:

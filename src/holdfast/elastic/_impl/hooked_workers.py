@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from holdfast.core.machine import Event
     from holdfast.elastic._impl.agents import SimpleElasticAgent
     from holdfast.processes.failures.failure import ProcessFailure
+    from holdfast.processes.workers.group import PContext
 
 
 class HookedWorkers:
@@ -53,6 +54,10 @@ class HookedWorkers:
     @property
     def result(self) -> RunResult:
         return self._processes.result
+
+    @property
+    def context(self) -> PContext | None:
+        return self._processes.context
 
     @property
     def is_active(self) -> bool:
