@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import machine, result_tables
+from benchmarks import host_info, result_tables
 from benchmarks.figures import LAUNCHERS
 from benchmarks.launching import BenchmarkError, Lab
 from benchmarks.measuring import measure
@@ -64,8 +64,8 @@ def main() -> int:
 
 
 def _run(args: argparse.Namespace, lab: Lab) -> int:
-    began, host, before = time.monotonic(), machine.describe(), machine.CpuTimes()
-    print(machine.in_words(host), flush=True)
+    began, host, before = time.monotonic(), host_info.describe(), host_info.CpuTimes()
+    print(host_info.in_words(host), flush=True)
     wanted = {name for one in args.rows or NAMES for name in GROUPS.get(one, (one,))}
     rows = [row for row in ROWS if row.name in wanted and (args.rows or _rounds(args, row))]
     results: dict[str, list[Result]] = {}
@@ -74,7 +74,7 @@ def _run(args: argparse.Namespace, lab: Lab) -> int:
         label = f"[{index}/{len(rows)}]"
         results[row.name] = measure(lab, row, rounds, args.launchers, label)
     flat = [result for row in rows for result in results[row.name]]
-    host["stolen_share"] = round(machine.CpuTimes().stolen_share_since(before), 4)
+    host["stolen_share"] = round(host_info.CpuTimes().stolen_share_since(before), 4)
     report = {
         "format": FORMAT_VERSION,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -101,7 +101,7 @@ def _remarks(results: list[Result], host: dict[str, Any], lab: Lab) -> list[str]
         f"left behind by {launcher}: {count} processes"
         for launcher, count in lab.left_behind.items()
     ]
-    return lines + [f"warning: {line}" for line in machine.warnings(host)]
+    return lines + [f"warning: {line}" for line in host_info.warnings(host)]
 
 
 def _write(report: dict[str, Any], also: Path | None) -> str:

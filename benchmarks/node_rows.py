@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from benchmarks import handlers, joining, node_loss, node_restarts, scaling, token_cost, watch_rows
+from benchmarks import (
+    handler_rows,
+    joining,
+    node_loss,
+    node_restarts,
+    scaling,
+    token_cost,
+    watch_rows,
+)
 from benchmarks.figures import HOLDFAST, TORCHRUN, Metric, Target
 from benchmarks.measuring import Row
 
 BOTH = (TORCHRUN, HOLDFAST)
-LOSS_S, JOIN_S, HANDLERS_S = node_loss.LOSS_S_MAX, joining.JOIN_S_MAX, handlers.JOIN_S_MAX
+LOSS_S, JOIN_S, HANDLERS_S = node_loss.LOSS_S_MAX, joining.JOIN_S_MAX, handler_rows.JOIN_S_MAX
 
 JOINING_ROWS = (
     Row(
@@ -133,7 +141,7 @@ def _restart_row(count: int) -> Row:
 HANDLER_ROWS = (
     Row(
         "handlers-128",
-        handlers.measure_join_handlers_128,
+        handler_rows.measure_join_handlers_128,
         (
             Metric(
                 "join",
@@ -150,7 +158,7 @@ HANDLER_ROWS = (
     ),
     Row(
         "handlers-256",
-        handlers.measure_join_handlers_256,
+        handler_rows.measure_join_handlers_256,
         (
             Metric(
                 "join", "256 handlers join at once", "s", (Target("limit", 1),), waited=HANDLERS_S

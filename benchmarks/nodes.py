@@ -116,7 +116,7 @@ class Nodes:
         flags: Sequence[str] = (),
         conf: Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
-        script: str = "node.py",
+        script: str = "node_worker.py",
     ) -> None:
         self._lab = lab
         self._launcher = launcher

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.figures import HOLDFAST
-from benchmarks.handlers import QUICK_NAMES
+from benchmarks.handler_rows import QUICK_NAMES
 from benchmarks.launching import Launch
 from benchmarks.restarting import restarts
 

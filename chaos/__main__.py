@@ -13,7 +13,7 @@ from pathlib import Path
 
 from chaos import ha
 from chaos.job import BACKENDS, Job, Plan, make_plan
-from chaos.network import missing
+from chaos.machine_network import missing
 from chaos.rules import Record, violations
 
 FAULTS, FAULTS_MAX = 200, 10_000

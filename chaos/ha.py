@@ -15,7 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from chaos.job import WORKER, Job, Plan
-from chaos.network import address
+from chaos.machine_network import address
 from chaos.rules import SMALL_S, is_small, read_looks, violations
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class LongJob(Job):
         }
 
     def _start_services(self) -> None:
-        command = (sys.executable, "-m", "chaos.members", self._run_id, LIST)
+        command = (sys.executable, "-m", "chaos.member_watch", self._run_id, LIST)
         self._watcher = self._in_switch(self._looks.name, *command)
 
     def _go_through_faults(self) -> str:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from chaos.network import SWITCH_ADDRESS, Network, address
+from chaos.machine_network import SWITCH_ADDRESS, Network, address
 from chaos.rules import End, Entry, Fault, Record, read_ledger
 from holdfast.etcd.runner import environment, find_binary
 
@@ -32,7 +32,7 @@ GONE_S_MAX = 15.0
 # Short waits, for many faults per job.
 SETTINGS = "settle=0.3,keep_alive_interval=0.4,keep_alive_max_attempt=5,coordinator_timeout=20"
 SAFE_SHARE = 0.75
-WORKER = Path(__file__).with_name("worker.py")
+WORKER = Path(__file__).with_name("ledger_worker.py")
 BACKENDS = ("c10d", "coordinator", "etcd")
 KINDS = (
     "kill worker", "fail worker", "kill keeper", "kill agent", "stop agent", "freeze agent",

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from holdfast.core.session import SessionEffect, SessionEvent
     from holdfast.core.supervision import Outcome
     from simulator.ledger import Decider, JobTruth, RoundTruth
-    from simulator.network import Link
+    from simulator.simulated_network import Link
     from simulator.world import World
 
 

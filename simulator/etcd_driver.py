@@ -43,7 +43,7 @@ from holdfast.core.machine import TICK
 from holdfast.core.protocol import Status
 from holdfast.core.session import Connected, Disconnected
 from simulator.agent import Agent
-from simulator.etcd import SimEtcd
+from simulator.etcd_model import SimEtcd
 from simulator.etcd_network import EtcdNetwork
 from simulator.ledger import Life
 from simulator.presences import Presences

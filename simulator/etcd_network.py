@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from simulator.etcd import SimEtcd
+    from simulator.etcd_model import SimEtcd
     from simulator.world import World
 
 CALL_S = 2.0  # The time limit of a call.

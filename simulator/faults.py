@@ -15,10 +15,10 @@ from holdfast.core.requests import Action
 from holdfast.core.rounds import drained_nodes
 from holdfast.core.supervision import SIGINT, State
 from holdfast.core.values import Value
-from simulator.coordinator import Coordinator
 from simulator.etcd_driver import EtcdAgent, EtcdDriver
 from simulator.members_driver import MembersDriver
-from simulator.network import NetworkConditions
+from simulator.simulated_coordinator import Coordinator
+from simulator.simulated_network import NetworkConditions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

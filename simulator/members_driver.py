@@ -1,7 +1,7 @@
 """Simulated jobs with `--ha`: the etcd members run on the machines of the nodes.
 
 A fault that hits a machine's agent (loss, network cut, freeze) also hits its member. The member restarts
-when an agent starts on the machine. All members together provide one etcd to the nodes (`simulator.etcd`),
+when an agent starts on the machine. All members together provide one etcd to the nodes (`simulator.etcd_model`),
 which is available while the members have a leader. If an agent exits by itself, its member continues,
 like a member of `holdfast coordinator --ha`.
 
@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.etcd.cluster import majority
+from simulator.cluster_machines import Machine, Members, Split
 from simulator.etcd_driver import EtcdDriver
-from simulator.members import Machine, Members, Split
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -55,12 +55,12 @@ from simulator.checkers import (
     SlowIsNotLost,
     StuckNodeIsLost,
 )
-from simulator.coordinator import Coordinator
 from simulator.etcd_driver import EtcdDriver
 from simulator.faults import FaultInjector
 from simulator.ledger import JobTruth, Ledger
 from simulator.members_driver import MembersDriver
-from simulator.network import Network
+from simulator.simulated_coordinator import Coordinator
+from simulator.simulated_network import Network
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

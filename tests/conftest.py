@@ -29,7 +29,7 @@ from holdfast.processes.workers import pages
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from chaos.network import Network
+    from chaos.machine_network import Network
     from real_etcd import Etcd
 
 PATIENCE_S = 30.0
@@ -230,7 +230,7 @@ def _command_line(pid: int) -> str:
 @pytest.fixture
 def network(request: pytest.FixtureRequest) -> Iterator[Network]:
     """Machines that each have their own network: three, or the `MACHINES` of the test's module."""
-    from chaos.network import Network, missing
+    from chaos.machine_network import Network, missing
 
     reason = missing()
     if reason:

@@ -1,4 +1,4 @@
-"""Agents on machines that each have their own network (`chaos.network`), for tests."""
+"""Agents on machines that each have their own network (`chaos.machine_network`), for tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from chaos.network import address
+from chaos.machine_network import address
 from real_jobs import PATIENCE_S, Watched
 from real_teams import POLL_S, QUICK, SOON_SILENT, Cluster
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from chaos.network import Network
+    from chaos.machine_network import Network
     from real_teams import Agent
 
 PORT = 29400

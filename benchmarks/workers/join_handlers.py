@@ -148,8 +148,8 @@ def of_holdfast() -> tuple[Callable[[int], Any], Callable[[int, int], Any]]:
     from holdfast.coordinator.server import CoordinatorServer
     from holdfast.net.listening import try_bind
     from holdfast.net.token import load_token
+    from holdfast.rendezvous.handler_registry import get_rendezvous_handler
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
-    from holdfast.rendezvous.registry import get_rendezvous_handler
 
     async def forever(listener: socket.socket) -> None:
         token = load_token(os.environ)  # The handlers have it too.

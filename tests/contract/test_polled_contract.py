@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.net.listening import ReservedPort
+from holdfast.rendezvous.handler_registry import get_rendezvous_handler
 from holdfast.rendezvous.membership_handler import MembershipHandler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
-from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.rendezvous.rendezvous_errors import (
     RendezvousClosedError,
     RendezvousConnectionError,

@@ -8,7 +8,7 @@ import pytest
 
 from chaos import ha
 from chaos.job import BACKENDS, Job, make_plan
-from chaos.network import missing
+from chaos.machine_network import missing
 from chaos.rules import violations
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from chaos.network import address
+from chaos.machine_network import address
 from etcd_teams import EtcdTeam
 from holdfast.control.job_client import open_contact
 from holdfast.control.node_server import QUERIES_MAX
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from chaos.network import Network
+    from chaos.machine_network import Network
     from holdfast.core.protocol import ControlPort
     from real_etcd import Etcd
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from certificates import make_ca, make_certificate
-from chaos.network import address
+from chaos.machine_network import address
 from holdfast.etcd.etcd_settings import EtcdSettings, parse_endpoints
 from holdfast.etcd.job_records import read_job
 from holdfast.etcd.sync_client import EtcdClient
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from chaos.network import Network
+    from chaos.machine_network import Network
 
 
 LISTED = 3

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chaos.network import Network, address
+from chaos.machine_network import Network, address
 from network_teams import PORT, NetworkCluster, finish, wait_for_group
 from real_jobs import HOLDFAST, PATIENCE_S, Watched
 

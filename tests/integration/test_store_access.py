@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chaos.network import address
+from chaos.machine_network import address
 from network_teams import NetworkCluster, finish, wait_for_group
 from other_users import STRANGER, as_user
 from real_jobs import PATIENCE_S
@@ -21,7 +21,7 @@ from real_teams import OBEY, Agent, Cluster
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from chaos.network import Network
+    from chaos.machine_network import Network
 
 LISTENING = "0A"
 SECOND_ADDRESS = "10.77.0.101"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from chaos.network import address
+from chaos.machine_network import address
 from network_teams import CUTTING, PORT, NetworkCluster, finish, wait_for_group
 from real_jobs import HOLDFAST
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from chaos.network import Network
+    from chaos.machine_network import Network
     from real_teams import Agent
 
 TOKEN = {"HOLDFAST_TOKEN": "a token that all of them were given"}

@@ -14,7 +14,7 @@ from real_teams import Cluster
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from chaos.network import Network
+    from chaos.machine_network import Network
 
 pytestmark = pytest.mark.torch
 

@@ -12,8 +12,8 @@ import pytest
 from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend, create_backend
 from holdfast.rendezvous.backend_handler import DynamicRendezvousHandler
 from holdfast.rendezvous.handler import RendezvousStoreInfo
+from holdfast.rendezvous.handler_registry import RendezvousHandlerRegistry
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters, RendezvousTimeout
-from holdfast.rendezvous.registry import RendezvousHandlerRegistry
 from holdfast.store.memory_store import MemoryStore
 from real_coordinators import eventually
 

@@ -98,7 +98,7 @@ from holdfast.core.job_settings import JobSettings
 from holdfast.core.machine import TICK, InvalidEvent
 from holdfast.core.phases import NodePhase, NodeRole
 from holdfast.core.protocol import Ack, Status, View
-from simulator.etcd import SimEtcd
+from simulator.etcd_model import SimEtcd
 
 if TYPE_CHECKING:
     from holdfast.core.rounds import Job

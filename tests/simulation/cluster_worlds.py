@@ -11,7 +11,7 @@ import itertools
 import random
 from typing import TYPE_CHECKING, Any
 
-from simulator.members import Members
+from simulator.cluster_machines import Members
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from cluster_worlds import World, run_faults
 
 from holdfast.core.etcd.cluster import Bootstrap, ClusterMember, DropEtcd, MemberEffect, MemberState
 from simulator import Machines, simulate
-from simulator.members import Split
+from simulator.cluster_machines import Split
 
 FAULTS_S = 150.0
 QUIET_S = 200.0

@@ -230,7 +230,7 @@ def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
             workers_serve=config.worker_store or workers_serve_by_environment(),
             store_access=store_access_of(config),
         )
-    from holdfast.rendezvous.registry import get_rendezvous_handler
+    from holdfast.rendezvous.handler_registry import get_rendezvous_handler
 
     return get_rendezvous_handler(parameters_of(config, run_id, local_addr))
 

@@ -14,13 +14,13 @@ from torch.distributed import DistNetworkError, DistStoreError, Store
 
 from holdfast.errors import HoldfastError
 from holdfast.rendezvous.membership_handler import RoundOver
-from holdfast.torchrun_plugin.node import RoundKeys
+from holdfast.torchrun_plugin.plugin_node import RoundKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import timedelta
 
-    from holdfast.torchrun_plugin.node import PluginNode
+    from holdfast.torchrun_plugin.plugin_node import PluginNode
 
 EXIT_BARRIER = "torchelastic/agent/terminal_state"
 

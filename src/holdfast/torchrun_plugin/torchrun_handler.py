@@ -23,7 +23,7 @@ from holdfast.core.protocol import Failure
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.rendezvous import rendezvous_errors as ours
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
-from holdfast.torchrun_plugin.node import PluginNode
+from holdfast.torchrun_plugin.plugin_node import PluginNode
 from holdfast.torchrun_plugin.round_store import PluginRoundStore
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from holdfast.core.phases import NodeRole
 from holdfast.core.protocol import ControlPort, View
 from holdfast.core.rounds import Job
 from holdfast.defaults import PROTOCOL_VERSION
-from simulator.etcd import in_range
+from simulator.etcd_model import in_range
 
 # All names that can be sent.
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

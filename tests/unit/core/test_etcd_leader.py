@@ -16,7 +16,7 @@ from holdfast.core.machine import TICK
 from holdfast.core.phases import JobOutcome, NodeRole
 from holdfast.core.protocol import View
 from holdfast.core.rounds import Job, JobPhase, NodeLost, NodesLost, Rounds
-from simulator.etcd import SimEtcd
+from simulator.etcd_model import SimEtcd
 
 KEYS = JobKeys("/p", RUN)
 LEASE = 1001

@@ -24,8 +24,8 @@ from holdfast.elastic.multiprocessing import DefaultLogsSpecs, Std, start_proces
 from holdfast.net.listening import ReservedPort
 from holdfast.processes import procfs
 from holdfast.processes.signals import SignalException
+from holdfast.rendezvous.handler_registry import get_rendezvous_handler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
-from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.rendezvous.worker_store import SingleNodeHandler
 from rendezvous_fakes import shell_spec
 

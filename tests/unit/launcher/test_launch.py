@@ -16,7 +16,7 @@ from holdfast.net.addresses import own_address
 from holdfast.processes.failures.failure import ChildFailedError
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
-from holdfast.rendezvous.registry import rendezvous_handler_registry as registry
+from holdfast.rendezvous.handler_registry import rendezvous_handler_registry as registry
 from holdfast.rendezvous.worker_store import SingleNodeHandler
 
 if TYPE_CHECKING:

@@ -26,14 +26,14 @@ from holdfast.membership.etcd import EtcdConnector, EtcdMembership
 from holdfast.membership.interface import JoinRefused, MembershipEvent
 from holdfast.membership.threaded import SessionDriver
 from holdfast.net.agent_port import AgentPort
+from holdfast.rendezvous.handler_registry import get_rendezvous_handler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
-from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.store import DistStoreError
 from in_loop import in_loop
 from real_coordinators import eventually
 from real_etcd import PATIENCE_S, Etcd
 from serving import soon
-from simulator.etcd import SimEtcd
+from simulator.etcd_model import SimEtcd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

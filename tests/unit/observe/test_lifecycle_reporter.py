@@ -30,8 +30,8 @@ from holdfast.observe.lifecycle import (
 )
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.signals import SignalException
+from holdfast.rendezvous.handler_registry import get_rendezvous_handler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
-from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.rendezvous.rendezvous_errors import RendezvousTimeoutError
 from holdfast.rendezvous.worker_store import SingleNodeHandler
 

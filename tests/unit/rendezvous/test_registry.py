@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.rendezvous import registry, rendezvous_errors
+from holdfast.rendezvous import handler_registry, rendezvous_errors
 from holdfast.rendezvous.coordinator_handler import CoordinatorAccess
 from holdfast.rendezvous.etcd_handler import EtcdAccess
-from holdfast.rendezvous.membership_handler import MembershipHandler
-from holdfast.rendezvous.rdzv_conf import RendezvousParameters
-from holdfast.rendezvous.registry import (
+from holdfast.rendezvous.handler_registry import (
     RendezvousHandlerRegistry,
     get_rendezvous_handler,
     rendezvous_handler_registry,
 )
+from holdfast.rendezvous.membership_handler import MembershipHandler
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +105,7 @@ def test_store_type_file_is_the_file_backend(
 def with_plugins(
     monkeypatch: pytest.MonkeyPatch, *found: FakeEntryPoint
 ) -> RendezvousHandlerRegistry:
-    monkeypatch.setattr(registry, "installed", lambda: {one.name: one for one in found})
+    monkeypatch.setattr(handler_registry, "installed", lambda: {one.name: one for one in found})
     return RendezvousHandlerRegistry(plugins=True)
 
 
@@ -148,19 +148,19 @@ def test_an_installed_plugin_is_found_and_loaded(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some_plugin\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[torchrun.handlers]\nsome = some_plugin:get\n")
     (tmp_path / "some_plugin.py").write_text("def get():\n    return print\n")
-    assert "some" not in registry.installed()
+    assert "some" not in handler_registry.installed()
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = registry.installed()["some"]
+    found = handler_registry.installed()["some"]
     assert "some_plugin" not in sys.modules
     try:
-        assert registry.load(found) is print  # type: ignore[comparison-overlap]
+        assert handler_registry.load(found) is print  # type: ignore[comparison-overlap]
     finally:
         sys.modules.pop("some_plugin", None)
 
 
 def test_own_torchrun_plugin_is_not_loaded() -> None:
-    assert "holdfast" in entry_points(group=registry.GROUP).names
-    assert "holdfast" not in registry.installed()
+    assert "holdfast" in entry_points(group=handler_registry.GROUP).names
+    assert "holdfast" not in handler_registry.installed()
 
 
 # The interface.

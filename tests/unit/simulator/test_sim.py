@@ -9,10 +9,10 @@ from holdfast.core.protocol import Ack, View
 from holdfast.core.rounds import Rounds
 from simulator import PROFILES, Machines, World, simulate
 from simulator.agent import Agent
-from simulator.coordinator import Coordinator
 from simulator.ledger import JobTruth
-from simulator.network import Link, NetworkConditions
 from simulator.process import Process
+from simulator.simulated_coordinator import Coordinator
+from simulator.simulated_network import Link, NetworkConditions
 from simulator.world import RunLog, seeded
 
 

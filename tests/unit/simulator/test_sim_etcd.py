@@ -17,8 +17,8 @@ from holdfast.core.etcd.calls import (
     Txn,
     TxnDone,
 )
-from simulator import etcd as sim_etcd
-from simulator.etcd import ELECTION_S, SimEtcd
+from simulator import etcd_model
+from simulator.etcd_model import ELECTION_S, SimEtcd
 
 if TYPE_CHECKING:
     import pytest
@@ -68,7 +68,7 @@ def test_failover_renews_all_leases() -> None:
 
 
 def test_history_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sim_etcd, "HISTORY_REVISIONS_MAX", 10)
+    monkeypatch.setattr(etcd_model, "HISTORY_REVISIONS_MAX", 10)
     etcd = SimEtcd()
     for _ in range(25):
         do(etcd, Put(b"a", b""))

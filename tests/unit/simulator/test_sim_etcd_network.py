@@ -20,10 +20,10 @@ from holdfast.core.etcd.calls import (
 )
 from simulator import PROFILES, Machines, World
 from simulator import etcd_network as module
-from simulator.etcd import ELECTION_S, SimEtcd
+from simulator.etcd_model import ELECTION_S, SimEtcd
 from simulator.etcd_network import LEASE_CHECK_S, EtcdNetwork
-from simulator.network import NetworkConditions
 from simulator.process import Process
+from simulator.simulated_network import NetworkConditions
 from simulator.world import RunLog, seeded
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from holdfast.core.etcd.calls import (
 from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.etcd.sync_client import EtcdClient, EtcdError
 from real_etcd import RawRefused, running_etcd
-from simulator.etcd import OPS_MAX, SimEtcd
+from simulator.etcd_model import OPS_MAX, SimEtcd
 from simulator.world import seeded
 
 if TYPE_CHECKING:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from holdfast.rendezvous.rdzv_conf import RendezvousParameters
-from holdfast.rendezvous.registry import (
+from holdfast.rendezvous.handler_registry import (
     RendezvousHandlerCreator,
     RendezvousHandlerRegistry,
     rendezvous_handler_registry,
 )
+from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.rendezvous.rendezvous_errors import (
     RendezvousClosedError,
     RendezvousConnectionError,

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.rendezvous.registry import get_rendezvous_handler
+from holdfast.rendezvous.handler_registry import get_rendezvous_handler
 
 __all__ = ["get_rendezvous_handler"]

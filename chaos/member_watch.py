@@ -1,6 +1,6 @@
 """Observes the members of a job's own etcd from the switch.
 
-    python -m chaos.members RUN_ID HOST,HOST,HOST
+    python -m chaos.member_watch RUN_ID HOST,HOST,HOST
 
 A line is ``time cluster/has_leader ...``, one word for each machine; ``-`` stands for a machine
 that is not a member.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.core.rounds import Job
     from holdfast.core.saved_jobs import SavedJob
     from simulator.ledger import JobTruth
-    from simulator.network import Link
+    from simulator.simulated_network import Link
     from simulator.world import World
 
 GRACE_S = 0.2

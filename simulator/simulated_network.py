@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.protocol import Status, View
 from holdfast.wire.frames import HEADER_BYTES, TAKEN, IncomingParts, encode_frame
 from holdfast.wire.messages import Part, decode
-from simulator.coordinator import Coordinator
+from simulator.simulated_coordinator import Coordinator
 
 if TYPE_CHECKING:
     from random import Random
