@@ -467,7 +467,7 @@ def _end_with(one: Generation, job: RunEnd) -> Ending:
     if job is RunEnd.SUCCEEDED or one.reason == StopReason.SUCCEEDED.value:
         return Ending(GenerationEnd.SUCCEEDED, StopReason.SUCCEEDED.value)
     if job is RunEnd.STOPPED:
-        return Ending(GenerationEnd.STOPPED, one.reason or "the job was stopped")
+        return Ending(GenerationEnd.STOPPED, "the job was stopped")
     if job is RunEnd.FAILED or one.reason:
         return Ending(GenerationEnd.FAILED, one.reason or "workers failed")
     return Ending(GenerationEnd.UNKNOWN, "no end is recorded")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -319,7 +320,6 @@ class _Description:
             _Merged(number, self.axis, [node for node in nodes if number in node.generations])
             for number in numbers
         ]
-        self.merged_at = {one.number: one for one in self.merged}
         note_unrecorded(
             [one.history for one in self.merged], [len(one.nodes) for one in self.merged]
         )
@@ -338,6 +338,9 @@ class _Description:
         self.spans = spans_of(
             [one.history for one in self.merged], 0.0, self.end_s, by_steps=self.uses_steps
         )
+        self.spans_of: dict[int | None, list[history.Span]] = {}
+        for span in self.spans:
+            self.spans_of.setdefault(span.generation, []).append(span)
         self.generations = [self._generation(at) for at in range(len(self.merged))]
         self.texts_left = TEXTS_CHARS_MAX
 
@@ -351,7 +354,7 @@ class _Description:
         outcome = self._outcome()
         failures = self._failures()
         self._note_missing_data(outcome)
-        node_spans = [self._node_span(one, node) for one in self.merged for node in one.nodes]
+        node_spans = self._node_spans()
         return Report(
             run_id=run.run_id,
             program=run.program,
@@ -384,7 +387,7 @@ class _Description:
         merged = self.merged[at]
         one = merged.history
         following = self.merged[at + 1] if at + 1 < len(self.merged) else None
-        spans = [span for span in self.spans if span.generation == one.number]
+        spans = self.spans_of.get(one.number, [])
         spent_s = seconds_of(spans)
         end, end_reason = self._end_of_generation(merged, following)
 
@@ -428,15 +431,22 @@ class _Description:
             reason = f"node {lost[0]} was lost" if lost else reason
         return end, _first_line(reason)
 
-    def _node_span(self, one: _Merged, node: NodeRun) -> NodeSpan:
+    def _node_spans(self) -> list[NodeSpan]:
+        """Return when workers were on each node, in the order of the generations."""
+        spans = []
+        following: dict[int, _Merged] = {}  # The next generation of each node.
+        for one in reversed(self.merged):
+            for node in reversed(one.nodes):
+                spans.append(self._node_span(one, node, following.get(id(node))))
+                following[id(node)] = one
+        return spans[::-1]
+
+    def _node_span(self, one: _Merged, node: NodeRun, following: _Merged | None) -> NodeSpan:
         part = one.part(node)
         begun = part.started_at or 0.0
-        later = [number for number in node.generations if number > one.number]
-        following = self.merged_at[min(later)].part(node) if later else None
+        later = following.part(node) if following is not None else None
         is_newest = one is self.merged[-1]
-        end = workers_ended_at(
-            part, following, None if is_newest else one.history, self._end_of(node)
-        )
+        end = workers_ended_at(part, later, None if is_newest else one.history, self._end_of(node))
         return NodeSpan(
             node=node.run.node,
             generation=one.number,
@@ -688,12 +698,11 @@ def _of_nodes(text: str, count: int) -> str:
 
 
 def _most_common(values: list[str], shown: int = 3) -> list[str]:
-    counts = {value: values.count(value) for value in dict.fromkeys(values)}
-    ordered = sorted(counts, key=lambda value: -counts[value])
-    if len(ordered) == 1:
-        return ordered
-    listed = [f"{value} ({counts[value]} nodes)" for value in ordered[:shown]]
-    return [*listed, *(["..."] if len(ordered) > shown else [])]
+    counts = Counter(values)
+    if len(counts) == 1:
+        return [*counts]
+    listed = [f"{value} ({count} nodes)" for value, count in counts.most_common(shown)]
+    return [*listed, *(["..."] if len(counts) > shown else [])]
 
 
 def _ends_of(items: list[T], limit: int) -> list[T]:
