@@ -12,13 +12,14 @@ import re
 import signal
 import ssl
 import subprocess
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
 from certificates import make_ca, make_certificate
 from chaos.machine_network import address
-from holdfast.etcd.etcd_settings import EtcdSettings, parse_endpoints
+from holdfast.etcd.cluster_list import Certificates, cluster_list, parse_machines
 from holdfast.etcd.job_records import read_job
 from holdfast.etcd.sync_client import EtcdClient
 from holdfast.net.token_certificates import make_certificate as make_token_certificate
@@ -178,8 +179,11 @@ def test_leader_killed_with_its_member_is_detected_immediately(tmp_path: Path, l
         for name in ("a", "b", "c"):
             cluster.start(name, conf=f"node_id={name}", env={"LOGLEVEL": "debug"})
         starts = cluster.generation(3)
-        settings = EtcdSettings(endpoints=parse_endpoints(listed)[0])
-        with EtcdClient(settings) as client:
+        of = cluster_list(parse_machines(listed), cluster.run_id, environ={})
+        with (
+            closing(Certificates(of)) as made,
+            EtcdClient(of.client_settings(made.guard)) as client,
+        ):
             leader = read_job(client, cluster.run_id)[1]
         for agent in cluster.agents.values():
             agent.wait_for_output(": seen", times=2 if agent.name == leader else 1)
@@ -192,7 +196,7 @@ def test_leader_killed_with_its_member_is_detected_immediately(tmp_path: Path, l
 def test_clients_without_the_token_are_refused_and_another_job_learns_who_holds_the_ports(
     tmp_path: Path, listed: str
 ) -> None:
-    with OwnCluster(tmp_path, "1", listed.partition(",")[0], conf="auth=token") as cluster:
+    with OwnCluster(tmp_path, "1", listed.partition(",")[0]) as cluster:
         agent = cluster.start("a")
         starts = cluster.generation(1)
         port = int(cluster.endpoint.rpartition(":")[2])
@@ -205,6 +209,27 @@ def test_clients_without_the_token_are_refused_and_another_job_learns_who_holds_
         )  # fmt: skip
         assert other.returncode == 78
         assert re.search(rf"port {port}\b.* pid {etcd_of(agent)},", other.stderr), other.stderr
+        assert cluster.finish(starts) == {"a": 0}
+
+
+def test_without_authentication_web_pages_cannot_read_the_cluster(
+    tmp_path: Path, listed: str
+) -> None:
+    """A page of another site sends its origin, or has a name that resolves to the member's address."""
+    with OwnCluster(tmp_path, "1", listed.partition(",")[0], conf="auth=none") as cluster:
+        agent = cluster.start("a")
+        starts = cluster.generation(1)
+        assert "auth=none" in agent.output()
+        connection = http.client.HTTPConnection(cluster.endpoint, timeout=PATIENCE_S)
+        connection.request("GET", "/version", headers={"Origin": "http://site.example"})
+        answer = connection.getresponse()
+        assert (answer.read() != b"", answer.getheader("Access-Control-Allow-Origin")) == (
+            True,
+            None,
+        )
+        connection.request("GET", "/version", headers={"Host": "site.example"})
+        assert connection.getresponse().status == http.HTTPStatus.MISDIRECTED_REQUEST
+        connection.close()
         assert cluster.finish(starts) == {"a": 0}
 
 

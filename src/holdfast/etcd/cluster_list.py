@@ -7,7 +7,7 @@ authentication:
 =================================  ================================================================
 `tls_cert`, `tls_key`, `tls_ca`    both sides present these certificates
 a token                            both sides present certificates made with it (`net.token_certificates`)
-neither                            plain HTTP: on loopback, or with `auth=none`
+`auth=none`                        plain HTTP
 =================================  ================================================================
 """
 
@@ -23,9 +23,9 @@ from holdfast.defaults import PROTOCOL_VERSION, SAME_VERSION
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.etcd.etcd_settings import EtcdSettings
 from holdfast.net import tls
-from holdfast.net.addresses import LOCALHOST, names_loopback
+from holdfast.net.addresses import LOCALHOST
 from holdfast.net.endpoints import format_endpoint, split_endpoint
-from holdfast.net.token import choose_token
+from holdfast.net.token import TOKEN, choose_token
 from holdfast.net.token_certificates import make_certificate
 from holdfast.wire.handshake import job_token
 
@@ -37,6 +37,8 @@ FLAG = "--ha"
 DEFAULT_PORT = 29410
 MACHINES_MAX = 7
 """With more machines, every decision waits for more of them."""
+OWN_HOSTS = (LOCALHOST, "127.0.0.1", "::1")
+"""A member connects to itself under these names."""
 PORT_MAX = 65_534  # The members use the next port.
 RECORD = b"/holdfast/cluster"
 """The key of the cluster's own record, which names its job."""
@@ -88,6 +90,11 @@ class ClusterList(msgspec.Struct, frozen=True, kw_only=True):
     def names(self) -> tuple[str, ...]:
         """Each machine as HOST:PORT."""
         return tuple(format_endpoint(*one) for one in self.machines)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Return the names under which clients reach a member, its own machine's included."""
+        return tuple(dict.fromkeys((*(host for host, _ in self.machines), *OWN_HOSTS)))
 
     @property
     def scheme(self) -> str:
@@ -153,7 +160,7 @@ def parse_machines(text: str, *, source: str = FLAG) -> tuple[tuple[str, int], .
 
 def _machine(host: str) -> str:
     """Return the host in lower case, or one name for all names of loopback."""
-    return LOCALHOST if host.lower() in (LOCALHOST, "127.0.0.1", "::1") else host.lower()
+    return LOCALHOST if host.lower() in OWN_HOSTS else host.lower()
 
 
 def advice(count: int) -> str:
@@ -187,9 +194,10 @@ def cluster_list(
         )
     if files is not None:
         return ClusterList(run_id=run_id, machines=machines, files=files, server_name=server_name)
-    # All machines have the same list, so they decide alike: use a token unless every entry is loopback.
-    host = next((one for one, _ in machines if not names_loopback(one)), machines[0][0])
-    token = choose_token(host, environ, token_file=token_file, auth=auth, make=make_token)
+    # On loopback too: etcd does not tell the users of a machine apart.
+    token = choose_token(
+        machines[0][0], environ, token_file=token_file, auth=auth or TOKEN, make=make_token
+    )
     return ClusterList(
         run_id=run_id,
         machines=machines,
@@ -209,9 +217,7 @@ class Certificates:
         self.pem: tuple[bytes, bytes, bytes] | None = None
         if of.token is None:
             return
-        own = ("localhost", "127.0.0.1", "::1")  # etcd connects to itself.
-        hosts = dict.fromkeys((*(host for host, _ in of.machines), *own)) if serves else ()
-        self.pem = made = make_certificate(of.token, tuple(hosts))
+        self.pem = made = make_certificate(of.token, of.hosts if serves else ())
         paths = []
         for data in made:
             fd = os.memfd_create("holdfast-certificate")

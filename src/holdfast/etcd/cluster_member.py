@@ -126,6 +126,8 @@ STOP_S = 1.0  # Handing over the leadership takes milliseconds if another member
 # Machines of training jobs are busy: a member that hangs for a moment must not cause an election.
 TIMING = ("--heartbeat-interval=100", "--election-timeout=1000")
 KEPT_REVISIONS = 10_000
+NO_ORIGIN = "http://none.invalid:1"
+"""The only web origin that etcd allows: no page of a browser has it. By default etcd allows all."""
 BOOTSTRAP_STAGGER_S = 0.2
 """The time between the starts of the members of a new cluster. A starting etcd does not respond until it has
 asked each peer about the cluster, and it waits a second for each peer that listens. So members that start together
@@ -231,6 +233,11 @@ class EtcdMember:
         self._claim_lease = 0
         self._ready_hint = asyncio.Event()
         self._make_folder()
+        if guard is None:
+            console.warning(
+                f"the member at {self._entry.name} requires no certificate (auth=none): anyone who can reach its "
+                "ports can read and change the job"
+            )
         self._began = True
         self._spawn(self._perform_all())
         self._handle(PortsHeld())
@@ -246,7 +253,9 @@ class EtcdMember:
         if self._certificates.pem is not None:
             names = ("ca.pem", "cert.pem", "key.pem")
             for name, data in zip(names, self._certificates.pem, strict=True):
-                Path(self._folder, name).write_bytes(data)
+                path = Path(self._folder, name)
+                path.touch(0o600)
+                path.write_bytes(data)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = self._loop.create_task(work)
@@ -372,6 +381,8 @@ class EtcdMember:
             # The check delays a returning machine by five seconds. It prevents a loss of the majority, which
             # cannot happen here: a majority of the others replaces one voter at a time.
             "--strict-reconfig-check=false",
+            f"--cors={NO_ORIGIN}",
+            f"--host-whitelist={','.join(self._list.hosts)}",
             "--auto-compaction-mode=revision",
             f"--auto-compaction-retention={KEPT_REVISIONS}",
             "--logger=zap",

@@ -66,13 +66,19 @@ def test_even_number_of_machines_causes_a_warning() -> None:
         ("node0", {}, "https"),
         ("localhost", {}, "https"),
         ("node0", {"tls": FILES, "environ": {}}, "https"),
-        ("localhost,127.0.0.1:7000", {"environ": {}}, "http"),
+        ("localhost,127.0.0.1:7000", {"environ": {}}, "https"),
+        ("localhost", {"auth": "none", "environ": {}}, "http"),
         ("node0", {"auth": "none", "environ": {}}, "http"),
     ],
 )
 def test_list_is_protected_by_token_or_certificates(
-    machines: str, how: dict[str, object], scheme: str
+    machines: str,
+    how: dict[str, object],
+    scheme: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     chosen = {"environ": TOKEN, **how}
     assert cluster_list(parse_machines(machines), "job", **chosen).scheme == scheme  # type: ignore[arg-type]
 
