@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from holdfast.membership.interface import Membership
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.keeper.deadline import WorkersDeadline
-    from holdfast.processes.workers.group import PContext
+    from holdfast.processes.workers.group import RunningGroup
     from holdfast.processes.workers.pages import Progress
 
     LongWait = Callable[[str], AbstractContextManager[None]]
@@ -150,7 +150,7 @@ if TYPE_CHECKING:
             """How the workers of the last generation ended."""
 
         @property
-        def context(self) -> PContext | None:
+        def context(self) -> RunningGroup | None:
             """The processes of the workers; None before the first start, or if hooks start them."""
 
         @property

@@ -1,6 +1,6 @@
 """The workers of a node as processes: ranks, environments, start, stop and exits.
 
-`WorkerProcesses` starts one `PContext` (`processes.workers.group`) for each generation of a run, and
+`WorkerProcesses` starts one `RunningGroup` (`processes.workers.group`) for each generation of a run, and
 owns the processes that outlive a generation: the keeper, and the zygote that forks warm workers.
 
 The names and values of the workers' variables are TorchElastic's, except for two.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.keeper.deadline import WorkersDeadline
     from holdfast.processes.logs.specs import LogsSpecs
-    from holdfast.processes.workers.group import PContext, RunProcsResult
+    from holdfast.processes.workers.group import RunningGroup, RunProcsResult
     from holdfast.processes.zygote.warm_start import WarmStart
 
     T = TypeVar("T")
@@ -109,7 +109,7 @@ class WorkerProcesses:
     def __init__(self, group: WorkerGroup, settings: ProcessSettings, watchdogs: Watchdogs) -> None:
         self.group = group
         self.settings = settings
-        self.context: PContext | None = None
+        self.context: RunningGroup | None = None
         self.result = RunResult(WorkerState.INIT)
         self.is_active = False
         self._watchdogs = watchdogs
@@ -195,13 +195,13 @@ class WorkerProcesses:
         self.adopt(context)
         return context.pids()
 
-    def adopt(self, context: PContext) -> None:
+    def adopt(self, context: RunningGroup) -> None:
         """Follow the processes of a context that was started."""
         context.generation, context.explain = self._generation, self.explain
         self.context, self.is_active = context, True
         self._watchdogs.started(self._generation, context.pids(), context.stderrs)
 
-    def _start_context(self, order: StartOrder, given: Environments) -> PContext:
+    def _start_context(self, order: StartOrder, given: Environments) -> RunningGroup:
         spec, settings = self.group.spec, self.settings
         assert spec.entrypoint is not None
         if order.deadline is not None:
@@ -267,7 +267,7 @@ class WorkerProcesses:
             self.keep_result(context)
         return events
 
-    def keep_result(self, context: PContext) -> None:
+    def keep_result(self, context: RunningGroup) -> None:
         """Keep how the workers ended, all of which have exited."""
         self.is_active = False
         self.result = self.outcome(context.result())

@@ -76,7 +76,7 @@ async def test_coordinator_that_takes_over_a_job_serves_only_that_job() -> None:
 
 
 @in_loop
-async def test_any_listener_at_the_first_place_blocks_a_takeover(
+async def test_any_listener_at_the_first_endpoint_blocks_a_takeover(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It may be stopped, or have a different token than the operator."""
@@ -160,7 +160,7 @@ def test_replaced_coordinator_stops(
             by_the_second(ports, *nodes)
 
 
-def test_node_takes_over_only_at_the_first_place(ports: tuple[int, int]) -> None:
+def test_node_takes_over_only_at_the_first_endpoint(ports: tuple[int, int]) -> None:
     """All endpoints belong to this machine, but no node starts a coordinator at the second one by itself."""
     first, second = listed(ports, "a"), listed(ports, "b")
     with started(first, second):

@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.workers.group import (
+    CommandGroup,
     GroupSpec,
-    SubprocessContext,
     SubprocessHandler,
     replace_subprocess_handler,
 )
@@ -48,7 +48,7 @@ def replaced() -> Iterator[None]:
 
 def make(
     messages: WorkerMessages, *scripts: str, logs: LogsSpecs | None = None, **how: Any
-) -> SubprocessContext:
+) -> CommandGroup:
     folder = messages.path.parent
     spec = GroupSpec(
         "trainer",
@@ -58,10 +58,10 @@ def make(
         logs or DefaultLogsSpecs(log_dir=str(folder / "logs")),
         **how,
     )
-    return SubprocessContext(spec)
+    return CommandGroup(spec)
 
 
-def finished(context: SubprocessContext) -> RunProcsResult:
+def finished(context: CommandGroup) -> RunProcsResult:
     result = context.wait(PATIENCE_S)
     assert result is not None, "the workers did not end"
     return result

@@ -19,7 +19,7 @@ from holdfast.errors import EnvironmentProblem
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
 from holdfast.processes.workers import function_child
-from holdfast.processes.workers.function_workers import MultiprocessContext
+from holdfast.processes.workers.function_workers import FunctionGroup
 from holdfast.processes.workers.group import GroupSpec, start_group
 from real_jobs import Watched, WorkerMessages
 
@@ -42,13 +42,13 @@ class Callers:
     def __init__(self, folder: Path, method: str) -> None:
         self.folder = folder
         self.method = method
-        self.made: list[MultiprocessContext] = []
+        self.made: list[FunctionGroup] = []
 
-    def start(self, fn: Callable[..., Any], *args: tuple[Any, ...]) -> MultiprocessContext:
+    def start(self, fn: Callable[..., Any], *args: tuple[Any, ...]) -> FunctionGroup:
         """Start one worker for each tuple of arguments."""
         logs = DefaultLogsSpecs(log_dir=str(self.folder / "logs"), redirects=Std.ALL)
         envs = {rank: {"RANK": str(rank)} for rank in range(len(args))}
-        context = MultiprocessContext(
+        context = FunctionGroup(
             GroupSpec("x", fn, dict(enumerate(args)), envs, logs, start_method=self.method)
         )
         self.made.append(context)
@@ -69,7 +69,7 @@ class Callers:
         self.made.clear()  # Also frees the arguments, which may hold descriptors.
 
 
-def finished(context: MultiprocessContext) -> RunProcsResult:
+def finished(context: FunctionGroup) -> RunProcsResult:
     result = context.wait(PATIENCE_S)
     assert result is not None, "the workers did not end"
     return result

@@ -21,8 +21,8 @@ from holdfast.processes.keeper.keeper_program import descendants_of
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from holdfast.processes.procfs import is_stopped
 from holdfast.processes.workers.group import (
+    CommandGroup,
     GroupSpec,
-    SubprocessContext,
     WorkerExit,
     is_retryable,
 )
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from holdfast.processes.workers.group import PContext, RunProcsResult
+    from holdfast.processes.workers.group import RunningGroup, RunProcsResult
 
 PATIENCE_S = 60
 # Reports that it runs, then waits to be stopped; `exec` so that it has no child.
@@ -49,16 +49,16 @@ class Group:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.messages = WorkerMessages(folder)
-        self.made: list[PContext] = []
+        self.made: list[RunningGroup] = []
 
     def make(
         self,
         *scripts: str,
-        kind: type[SubprocessContext] = SubprocessContext,
+        kind: type[CommandGroup] = CommandGroup,
         logs: LogsSpecs | None = None,
         keeper: Keeper | None = None,
         defers_threads: bool = False,
-    ) -> SubprocessContext:
+    ) -> CommandGroup:
         args = {rank: ("-c", script) for rank, script in enumerate(scripts)}
         envs = {rank: {"MESSAGES": str(self.messages.path), "RANK": str(rank)} for rank in args}
         logs = logs or DefaultLogsSpecs(log_dir=str(self.folder / "logs"))
@@ -67,7 +67,7 @@ class Group:
         self.made.append(context)
         return context
 
-    def start(self, *scripts: str, ready: int = 0, **how: object) -> SubprocessContext:
+    def start(self, *scripts: str, ready: int = 0, **how: object) -> CommandGroup:
         context = self.make(*scripts, **how)  # type: ignore[arg-type]
         context.start()
         for _ in range(ready):
@@ -87,14 +87,14 @@ def group(tmp_path: Path) -> Iterator[Group]:
     made.close()
 
 
-def finished(context: PContext) -> RunProcsResult:
+def finished(context: RunningGroup) -> RunProcsResult:
     result = context.wait(PATIENCE_S)
     assert result is not None, "the workers did not end"
     return result
 
 
 def until(
-    context: PContext, done: Callable[[], bool], seen: list[WorkerExit] | None = None
+    context: RunningGroup, done: Callable[[], bool], seen: list[WorkerExit] | None = None
 ) -> list[WorkerExit]:
     """Wait like the agent for the descriptor or the deadline, then take the events."""
     seen = [] if seen is None else seen
@@ -112,7 +112,7 @@ def until(
     return seen
 
 
-def all_ended(context: PContext) -> list[WorkerExit]:
+def all_ended(context: RunningGroup) -> list[WorkerExit]:
     seen: list[WorkerExit] = []
     return until(context, lambda: len(seen) == context.nprocs, seen)
 
@@ -214,7 +214,7 @@ def test_exit_is_not_delayed_without_running_peers(
     assert len(all_ended(group.start(COMPLAINS))) == 1
 
 
-class SlowStart(SubprocessContext):
+class SlowStart(CommandGroup):
     """Receives the events of its start so late that all workers have exited by then."""
 
     def _await_spawned(self) -> None:
@@ -232,7 +232,7 @@ def test_exit_during_the_start_is_not_waited_for(
     assert {one.exitcode for one in all_ended(context)} == {7, 8}
 
 
-class Unkillable(SubprocessContext):
+class Unkillable(CommandGroup):
     """Behaves as if its first worker were in uninterruptible sleep; the others die at once."""
 
     def _kill_tree(self, rank: int) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from holdfast.processes.workers.group import PContext
+    from holdfast.processes.workers.group import RunningGroup
     from holdfast.processes.zygote.warm_start import WarmStart
 
 PATIENCE_S = 60
@@ -42,9 +42,9 @@ class Started:
         warm = warm_start(["slow"], sys.executable, ["-c", TELLS], "spawn", {})
         assert warm is not None
         self.warm: WarmStart = warm
-        self.contexts: list[PContext] = []
+        self.contexts: list[RunningGroup] = []
 
-    def context(self, *programs: str) -> PContext:
+    def context(self, *programs: str) -> RunningGroup:
         """Start one worker for each program."""
         self.warm.await_ready(self.keeper)
         ranks = range(len(programs))
@@ -59,7 +59,7 @@ class Started:
         self.contexts.append(context)
         return context
 
-    def output(self, context: PContext) -> list[str]:
+    def output(self, context: RunningGroup) -> list[str]:
         """Wait until all workers have exited, and return their output."""
         result = context.wait(PATIENCE_S)
         assert result is not None

@@ -53,7 +53,7 @@ from holdfast.observe.lifecycle import CustomEvent, WorkerInfo
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.poll import wait_for
 from holdfast.processes.signals import SignalException, as_enum
-from holdfast.processes.workers.group import PContext
+from holdfast.processes.workers.group import RunningGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -572,7 +572,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     @_pcontext.setter
     def _pcontext(self, context: Any) -> None:
         self._foreign = None
-        if isinstance(context, PContext):
+        if isinstance(context, RunningGroup):
             self._processes.adopt(context)
         else:
             self._processes.context, self._processes.is_active = None, False
@@ -686,7 +686,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._side_services.poll(time.monotonic())
         self._loop.dispatch([*self._side_services.take_events(), TICK])
         result = context.wait(0)
-        if isinstance(context, PContext) and result is None:
+        if isinstance(context, RunningGroup) and result is None:
             if context.first_failure() or context.all_ended():
                 result = context.wait()  # Until the others have exited.
             elif self._machine.stuck:
@@ -695,7 +695,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 return RunResult(WorkerState.UNHEALTHY)
         if result is None:
             return RunResult(WorkerState.HEALTHY)
-        if not isinstance(context, PContext):
+        if not isinstance(context, RunningGroup):
             for failure in result.failures.values():
                 self._processes.explain(failure)
         return self._processes.outcome(result)

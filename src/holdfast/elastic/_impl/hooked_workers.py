@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.core.machine import Event
     from holdfast.elastic._impl.agents import SimpleElasticAgent
     from holdfast.processes.failures.failure import ProcessFailure
-    from holdfast.processes.workers.group import PContext
+    from holdfast.processes.workers.group import RunningGroup
 
 
 class HookedWorkers:
@@ -56,7 +56,7 @@ class HookedWorkers:
         return self._processes.result
 
     @property
-    def context(self) -> PContext | None:
+    def context(self) -> RunningGroup | None:
         return self._processes.context
 
     @property

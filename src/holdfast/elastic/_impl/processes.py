@@ -30,7 +30,7 @@ class MadeByHoldfast(ABCMeta):
         return isinstance(instance, cls.__base__ or object)
 
 
-class PContext(group.PContext, metaclass=MadeByHoldfast):
+class PContext(group.RunningGroup, metaclass=MadeByHoldfast):
     """A group of workers, with TorchElastic's constructor."""
 
     def __init__(
@@ -49,7 +49,7 @@ class PContext(group.PContext, metaclass=MadeByHoldfast):
         super().__init__(GroupSpec(*how, "spawn", None, *filters))
 
 
-class SubprocessContext(group.SubprocessContext, metaclass=MadeByHoldfast):
+class SubprocessContext(group.CommandGroup, metaclass=MadeByHoldfast):
     """Workers that are commands, with TorchElastic's constructor."""
 
     def __init__(
@@ -69,7 +69,7 @@ class SubprocessContext(group.SubprocessContext, metaclass=MadeByHoldfast):
         super().__init__(GroupSpec(*how, "spawn", numa_options, *filters))
 
 
-class MultiprocessContext(function_workers.MultiprocessContext, metaclass=MadeByHoldfast):
+class MultiprocessContext(function_workers.FunctionGroup, metaclass=MadeByHoldfast):
     """Workers that are functions, with TorchElastic's constructor."""
 
     def __init__(
@@ -101,7 +101,7 @@ def start_processes(
     numa_options: object = None,
     duplicate_stdout_filters: list[str] | None = None,
     duplicate_stderr_filters: list[str] | None = None,
-) -> group.PContext:
+) -> group.RunningGroup:
     """Start one worker for each local rank and return their context. The caller must close it.
 
     If `entrypoint` is a string, it is a program, and `args` its arguments. Otherwise it is a function,

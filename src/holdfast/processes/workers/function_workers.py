@@ -14,7 +14,7 @@ from holdfast.errors import UsageError
 from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.processes.keeper.keeper_program import MESSAGE_FDS_MAX
 from holdfast.processes.workers import function_child
-from holdfast.processes.workers.group import PContext
+from holdfast.processes.workers.group import RunningGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ class ReturnedValue:
             self.write_fd = -1
 
 
-class MultiprocessContext(PContext):
+class FunctionGroup(RunningGroup):
     """Workers that call `entrypoint(*args[rank])`. The result contains the value of each."""
 
     def __init__(self, spec: GroupSpec, **resources: Any) -> None:

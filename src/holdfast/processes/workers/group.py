@@ -1,7 +1,7 @@
 """A group of worker processes on this node: start, events, stop, results.
 
-`PContext` is one start of the workers of a `GroupSpec`. There are two kinds: a worker is either a command
-(`SubprocessContext`) or a function (`MultiprocessContext` in `function_workers`). Nothing polls at
+`RunningGroup` is one start of the workers of a `GroupSpec`. There are two kinds: a worker is either a command
+(`CommandGroup`) or a function (`FunctionGroup` in `function_workers`). Nothing polls at
 intervals: one epoll descriptor covers the keeper's events, the zygote's, the workers' return values, and
 pidfds of processes that a replaced subprocess handler started.
 
@@ -192,7 +192,7 @@ def _require_every_rank(mapping: Mapping[int, object], nprocs: int, what: str) -
         )
 
 
-class PContext(ABC):
+class RunningGroup(ABC):
     """One start of a group of workers. Not thread-safe: use it from one thread at a time."""
 
     def __init__(
@@ -919,7 +919,7 @@ def custom_handler_factory() -> Callable[..., SubprocessHandler] | None:
     return _factory
 
 
-class SubprocessContext(PContext):
+class CommandGroup(RunningGroup):
     """Workers that are commands; `entrypoint` is the program, `args` its arguments by rank."""
 
     def __init__(self, spec: GroupSpec, **resources: Any) -> None:
@@ -998,22 +998,22 @@ def start_group(
     keeper: Keeper | None = None,
     warm: WarmStart | None = None,
     deadline: WorkersDeadline | None = None,
-) -> PContext:
+) -> RunningGroup:
     """Start one worker for each local rank and return their context, which must be closed.
 
     `warm` is for commands, and for functions by `spawn`.
     """
-    context: PContext
+    context: RunningGroup
     try:
         if isinstance(spec.entrypoint, str):
-            context = SubprocessContext(spec, keeper=keeper, warm=warm, deadline=deadline)
+            context = CommandGroup(spec, keeper=keeper, warm=warm, deadline=deadline)
         else:
             # Most jobs run commands.
-            from holdfast.processes.workers.function_workers import MultiprocessContext
+            from holdfast.processes.workers.function_workers import FunctionGroup
 
             if spec.start_method != "spawn":
                 keeper = warm = None  # A keeper that forks functions serves only one start.
-            context = MultiprocessContext(spec, keeper=keeper, warm=warm, deadline=deadline)
+            context = FunctionGroup(spec, keeper=keeper, warm=warm, deadline=deadline)
         context.start()
     except OSError as error:
         if error.errno not in SHORTAGES:
