@@ -203,6 +203,10 @@ REASONS = {
     StopReason.GENERATION_CHANGED: RestartReason.COORDINATOR,
     StopReason.REQUESTED: RestartReason.REQUESTED,
 }
+REGROUPING = (
+    StopReason.REGROUP.value, StopReason.GENERATION_CHANGED.value, StopReason.REQUESTED.value,
+)  # fmt: skip
+"""A generation that stopped for one of these reasons did not fail, even if no other one followed."""
 NO_RESTART = (StopReason.SUCCEEDED.value, StopReason.SIGNAL.value)
 
 
@@ -468,6 +472,8 @@ def _end_with(one: Generation, job: RunEnd) -> Ending:
         return Ending(GenerationEnd.SUCCEEDED, StopReason.SUCCEEDED.value)
     if job is RunEnd.STOPPED:
         return Ending(GenerationEnd.STOPPED, "the job was stopped")
+    if job is not RunEnd.FAILED and one.reason in REGROUPING:
+        return Ending(GenerationEnd.REGROUPED, one.reason)
     if job is RunEnd.FAILED or one.reason:
         return Ending(GenerationEnd.FAILED, one.reason or "workers failed")
     return Ending(GenerationEnd.UNKNOWN, "no end is recorded")

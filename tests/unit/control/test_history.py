@@ -15,11 +15,13 @@ from holdfast.control.history import (
     PROGRESS_MAX,
     RESTART_STAGES,
     Generation,
+    GenerationEnd,
     Goodput,
     History,
     JobState,
     NodeState,
     NodeTime,
+    RunEnd,
     Stage,
     end_of,
     goodput_of,
@@ -185,6 +187,33 @@ def test_stop_has_the_request_that_caused_it_as_detail() -> None:
         history = history_of([starts(13.0, 0), *events, starts(21.0, 1)])
         first, second = history.generations.values()
         assert end_of(first, second) == ("regrouped", requested.what)
+
+
+@pytest.mark.parametrize(
+    ("reason", "job", "how"),
+    [
+        (None, RunEnd.RUNNING, GenerationEnd.RUNNING),
+        (None, RunEnd.LOST, GenerationEnd.UNKNOWN),
+        (None, RunEnd.SUCCEEDED, GenerationEnd.SUCCEEDED),
+        (None, RunEnd.FAILED, GenerationEnd.FAILED),
+        (None, RunEnd.STOPPED, GenerationEnd.STOPPED),
+        (StopReason.SUCCEEDED, RunEnd.LOST, GenerationEnd.SUCCEEDED),
+        (StopReason.WORKER_FAILED, RunEnd.RUNNING, GenerationEnd.FAILED),
+        (StopReason.REGROUP, RunEnd.RUNNING, GenerationEnd.REGROUPED),
+        (StopReason.GENERATION_CHANGED, RunEnd.ERROR, GenerationEnd.REGROUPED),
+        (StopReason.GENERATION_CHANGED, RunEnd.FAILED, GenerationEnd.FAILED),
+        (StopReason.GENERATION_CHANGED, RunEnd.STOPPED, GenerationEnd.STOPPED),
+        (StopReason.SIGNAL, RunEnd.LEFT, GenerationEnd.STOPPED),
+    ],
+)
+def test_newest_generation_ends_with_the_job(
+    reason: StopReason | None, job: RunEnd, how: GenerationEnd
+) -> None:
+    stops = [lifecycle.GenerationStopping(20.0, 0, reason)] if reason is not None else []
+    one = history_of([starts(13.0, 0), *stops]).generations[0]
+    assert end_of(one, None, job).how is how
+    is_over = how is not GenerationEnd.RUNNING
+    assert end_of(one, None, job, "the reason").why == ("the reason" if is_over else "")
 
 
 def test_assigning_ranks_before_the_stop_ends_takes_no_time() -> None:
