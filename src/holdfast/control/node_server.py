@@ -263,7 +263,8 @@ class NodeServer:
         self._node: str = getattr(handler, "node_id", "")
         self._endpoint: str = getattr(handler, "endpoint", "")
         self._backend: str = handler.get_backend()
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._dump: asyncio.Task[list[messages.WorkerStacks]] | None = None
 
     def close(self) -> None:
         """End the thread and the connections."""
@@ -329,7 +330,7 @@ class NodeServer:
     async def _serve(self, connection: socket.socket) -> None:
         await self._loop.create_connection(lambda: SocketClient(self), sock=connection)
 
-    def _spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -665,6 +666,16 @@ class NodeServer:
             client.send(Reply(id=query.id, body=body, last=at == len(bodies)))
 
     async def _stacks(self, client: Client, query: Query) -> None:
+        # A dump pauses the workers, so all queries that arrive during one share it.
+        if self._dump is None or self._dump.done():
+            self._dump = self._spawn(self._dump_workers())
+        stacks = await asyncio.shield(self._dump)
+        for at in range(0, max(1, len(stacks)), STACKS_IN_REPLY):
+            body = messages.pack(messages.Stacks(workers=stacks[at : at + STACKS_IN_REPLY]))
+            last = at + STACKS_IN_REPLY >= len(stacks)
+            client.send(Reply(id=query.id, body=body, last=last))
+
+    async def _dump_workers(self) -> list[messages.WorkerStacks]:
         workers = await self._in_agent(lambda: live_workers(self._agent))
         stacks: list[messages.WorkerStacks] = []
         at_once = asyncio.Semaphore(STACKS_AT_ONCE)
@@ -676,11 +687,7 @@ class NodeServer:
                 stacks.append(messages.WorkerStacks(rank=rank, pid=pid, text=text))
 
         await asyncio.gather(*(dump(rank, pid) for rank, pid in workers[:WORKERS_REPORTED_MAX]))
-        stacks.sort(key=lambda one: one.rank)
-        for at in range(0, max(1, len(stacks)), STACKS_IN_REPLY):
-            body = messages.pack(messages.Stacks(workers=stacks[at : at + STACKS_IN_REPLY]))
-            last = at + STACKS_IN_REPLY >= len(stacks)
-            client.send(Reply(id=query.id, body=body, last=last))
+        return sorted(stacks, key=lambda one: one.rank)
 
 
 async def _read_stored(read: Callable[[], T]) -> T:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 from contextlib import suppress
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
@@ -19,8 +20,11 @@ from holdfast.core.protocol import Request, RequestAnswer
 from holdfast.core.requests import Action, RequestRefusal
 from holdfast.core.supervision import Begun, RoundJoined, Supervision, WorkersStarted
 from holdfast.observe import lifecycle
-from holdfast.wire.messages import NodeReport, Watch
+from holdfast.wire.messages import STACKS, NodeReport, Query, Watch
 from recorded_runs import began
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Handler:
@@ -178,6 +182,45 @@ def test_agent_whose_loop_does_not_respond_is_reported_as_stuck() -> None:
         assert membership.reports.get(timeout=10).state == NodeState.STUCK
     finally:
         server.close()
+
+
+def test_workers_are_paused_for_one_dump_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = agent_of(1)
+    agent.live_workers = {0: 4711}
+    point = ControlPoint(agent, began)
+    server = node_server.NodeServer(point, agent)
+    dumped: list[int] = []
+    dumping, may_end, first, second = asyncio.Event(), threading.Event(), Mock(), Mock()
+
+    def dump(pid: int) -> str:
+        dumped.append(pid)
+        server._loop.call_soon_threadsafe(dumping.set)
+        may_end.wait(10)
+        return "in train.py"
+
+    async def call(function: Callable[[], object]) -> object:
+        return function()
+
+    async def ask() -> None:
+        asked = [
+            asyncio.create_task(server._stacks(client, Query(id=number, what=STACKS)))
+            for number, client in enumerate((first, second))
+        ]
+        await dumping.wait()
+        may_end.set()
+        await asyncio.gather(*asked)
+
+    monkeypatch.setattr(node_server, "dump_stacks", dump)
+    monkeypatch.setattr(server, "_in_agent", call)
+    try:
+        server._thread.run(ask(), 10)
+        assert dumped == [4711]
+        replies = [client.send.call_args[0][0] for client in (first, second)]
+        assert [one.id for one in replies] == [0, 1]
+        assert b"in train.py" in replies[0].body == replies[1].body
+    finally:
+        server.close()
+        point.close()
 
 
 @pytest.mark.parametrize("used", ["streams", "following"])
