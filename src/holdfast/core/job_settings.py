@@ -2,8 +2,8 @@
 
 Each setting is declared here, once: its type, limits, key in `--rdzv-conf` and description. The declaration
 generates the key in `rendezvous.rdzv_conf`, the meaning of the flag, the tables of the documentation, the
-validation of received values, and the check that all nodes have equal settings. `JobSettings` itself passes
-unchanged from the command line to `core.rounds`.
+validation of received values, and the check that all nodes have equal settings. A node that joins its job
+builds one `JobSettings`, which passes unchanged to `core.rounds`.
 
 To add a setting, declare it, use it and document it. A setting with a flag also needs a row in the table of
 flags, `launcher.config`.
