@@ -2,13 +2,15 @@
 
 ::
 
-    lifecycle events ──┐
-                       ├─► History.add ─► Generation ─► merge ─► spans_of ─► goodput
-    recorded timeline ─┘    (one node)     (marks)    (all nodes)
+    lifecycle events ──┐               ┌─► Generation ─► merge ─► spans_of, end_of
+                       ├─► History.add ┤
+    recorded timeline ─┘   (one node)  └─► time ──────► goodput_of
+                                                   (all nodes)
 
 `History` folds the events of one node. A recorded timeline contains the same events and gives the same
-history. `merge` combines the records that several nodes have of one generation. Metrics, `status`,
-`top`, the dashboard and the report render these values; none of them computes its own.
+history. `merge` combines the records that several nodes have of one generation. `end_of` decides how a
+generation ended, `job_end` how the job did. Metrics, `status`, `top`, the dashboard and the report render
+these values; none of them computes its own.
 
 The fold is pure: it uses no I/O and no clock. All times are seconds on the node's clock. A caller that
 combines nodes first shifts their times onto one axis. Memory is bounded for jobs of any length.
