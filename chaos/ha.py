@@ -64,14 +64,14 @@ def make_plan(seed: int, count: int) -> Plan:
         first = deck.pop()
         faults.append((0.0, *first))
         if rng.random() < PAIRS_SHARE:
-            second = next((one for one in reversed(deck) if goes_with(first, one)), None)
+            second = next((one for one in reversed(deck) if survives_both(first, one)), None)
             if second is not None:
                 deck.remove(second)
                 faults.append((rng.uniform(0.1, APART_S), *second))
     return Plan(seed, "ha", 3, MACHINES, 1, 0.3, safe=True, faults=faults[:count])
 
 
-def goes_with(first: Card, second: Card) -> bool:
+def survives_both(first: Card, second: Card) -> bool:
     """Whether a job survives both at once."""
     (kind, number, length_s), (other_kind, other, other_s) = first, second
     if number == other:
@@ -142,7 +142,7 @@ class LongJob(Job):
         command = (sys.executable, "-m", "chaos.member_watch", self._run_id, LIST)
         self._watcher = self._in_switch(self._looks.name, *command)
 
-    def _go_through_faults(self) -> str:
+    def _inject_faults(self) -> str:
         coming = list(self.plan.faults)
         done = 0
         while coming and time.monotonic() < self._until:
@@ -154,7 +154,9 @@ class LongJob(Job):
             if any(map(is_small, self.faults[before:])):
                 self._wait(SMALL_S)
             over = time.monotonic()
-            stalled = self._await_going(f"the job does not continue after {describe_faults(now)}")
+            stalled = self._await_progress(
+                f"the job does not continue after {describe_faults(now)}"
+            )
             done += len(now)
             found = violations(self.record([], stalled))
             took = f"{over - begin:5.1f} s, and {time.monotonic() - over:4.1f} s until recovery"
@@ -168,7 +170,7 @@ class LongJob(Job):
         end = time.monotonic() + length_s
         while time.monotonic() < end:
             for machine in self.machines:
-                machine.look(start_again=True)
+                machine.check_agent(start_again=True)
             time.sleep(0.1)
 
     def _is_healthy(self) -> bool:

@@ -107,7 +107,7 @@ class Machine:
         with self._console.open("wb") as console:
             self.agent = self.job.run_on(self.number, self.job.agent_command(), console)
 
-    def look(self, *, start_again: bool) -> None:
+    def check_agent(self, *, start_again: bool) -> None:
         """Record an agent that has exited; restart one that failed."""
         if self.agent is not None and self.agent.poll() is not None:
             self.note_end()
@@ -180,9 +180,9 @@ class Job:
             self._start_services()
             for machine in self.machines:
                 machine.start()
-            stalled = self._await_going("the job did not start")
+            stalled = self._await_progress("the job did not start")
             if not stalled:
-                stalled = self._go_through_faults()
+                stalled = self._inject_faults()
             if not stalled:
                 self._goal.touch()
                 stalled = self._await_ends()
@@ -287,10 +287,10 @@ class Job:
 
     # Faults.
 
-    def _go_through_faults(self) -> str:
+    def _inject_faults(self) -> str:
         """Execute the plan; return the problem, if the job does not recover afterwards."""
         self._do_faults(self.plan.faults)
-        return self._await_going("the job does not continue after the faults")
+        return self._await_progress("the job does not continue after the faults")
 
     def _do_faults(self, faults: list[tuple[float, str, int, float]]) -> None:
         """Begin and end the faults at their times."""
@@ -305,7 +305,7 @@ class Job:
                 self._undo.remove(one)
                 self._undo_fault(*one[1:])
             for machine in self.machines:
-                machine.look(start_again=not self._is_down(machine.number))
+                machine.check_agent(start_again=not self._is_down(machine.number))
             time.sleep(POLL_S)
 
     def _is_down(self, number: int) -> bool:
@@ -386,12 +386,12 @@ class Job:
 
     # Waits.
 
-    def _await_going(self, otherwise: str) -> str:
+    def _await_progress(self, otherwise: str) -> str:
         """Wait until every machine has workers of one generation that make steps."""
         begin = time.monotonic()
         while time.monotonic() < begin + self.going_s_max:
             for machine in self.machines:
-                machine.look(start_again=True)
+                machine.check_agent(start_again=True)
             now = time.monotonic()
             recent = [one for one in self._entries_since(now - GOING_FOR_S) if one.event == "step"]
             newest = max((one.generation for one in recent), default=0)
@@ -414,7 +414,7 @@ class Job:
         begin = time.monotonic()
         while time.monotonic() < begin + END_S_MAX:
             for machine in self.machines:
-                machine.look(start_again=False)
+                machine.check_agent(start_again=False)
             if all(machine.agent is None for machine in self.machines):
                 codes = [machine.ends[-1].code for machine in self.machines]
                 return f"the agents exited with {codes}" if any(codes) else ""

@@ -132,7 +132,7 @@ class RanksAreUnique(Checker):
     def view_received(self, agent: Agent, view: View) -> None:
         if view.role is not NodeRole.MEMBER:
             return
-        truth = self.world.round_meant(agent, view)
+        truth = self.world.round_of_view(agent, view)
         if truth is None:
             return
         held = self._held.setdefault((truth.number, view.generation), {})
@@ -161,7 +161,7 @@ class SameRound(Checker):
     def view_received(self, agent: Agent, view: View) -> None:
         if view.role is not NodeRole.MEMBER:
             return
-        truth = self.world.round_meant(agent, view)
+        truth = self.world.round_of_view(agent, view)
         if truth is None:
             self.violated(f"{agent.node} got a view of round {view.round}, which never existed")
         holder = truth.members[view.rank] if 0 <= view.rank < len(truth.members) else None

@@ -639,16 +639,16 @@ class FaultInjector:
         old.resume()
         for one in world.replaced:
             one.resume()
-            world.schedule(world.now + self._between(0.1, 2 * PROBE_S), self._find_out, one)
+            world.schedule(world.now + self._between(0.1, 2 * PROBE_S), self._find_replaced, one)
 
-    def _find_out(self, old: Coordinator) -> None:
+    def _find_replaced(self, old: Coordinator) -> None:
         world = self._world
         if old.alive and world.coordinator.alive:
             world.disturb()
             world.note(old, "finds that it was replaced")
             old.die(host_too=False)
         elif old.alive:  # The other coordinator is down at the moment.
-            world.schedule(world.now + PROBE_S, self._find_out, old)
+            world.schedule(world.now + PROBE_S, self._find_replaced, old)
 
     def _coordinator_host(self) -> None:
         self._coordinator(host_too=True)

@@ -111,7 +111,7 @@ class JobSnapshot:
         self.incarnations = {node.info.incarnation for node in job.nodes.values()}
         self.departed = set(job.departed)
 
-    def still(self, job: Job) -> bool:
+    def is_unchanged(self, job: Job) -> bool:
         """Return whether the job has not visibly changed since."""
         return (
             self.revision == job.revision
@@ -156,7 +156,7 @@ class Ledger:
         """Record the decision, if the job has changed."""
         key = (coordinator.number, job.run_id)
         before = self._seen.get(key)
-        if before is not None and before.still(job):
+        if before is not None and before.is_unchanged(job):
             return None
         decision = Decision(coordinator, job, status, before)
         self._seen[key] = decision.after

@@ -423,7 +423,7 @@ class World:
     def record(self, step: Step) -> None:
         self.log.note(self.now, step, "")
 
-    def round_meant(self, agent: Agent, view: View) -> RoundTruth | None:
+    def round_of_view(self, agent: Agent, view: View) -> RoundTruth | None:
         """Return the round of a view that an agent just received."""
         decider = agent.decider(view)
         return self.ledger.round_of(decider, view.run_id, view.round_term, view.round)
@@ -451,7 +451,7 @@ class World:
         for hook in self._hooks["view_received"]:
             hook(agent, view)
         if view.role is NodeRole.MEMBER:
-            agent.round = self.round_meant(agent, view)
+            agent.round = self.round_of_view(agent, view)
 
     def workers_starting(self, agent: Agent, generation: int) -> None:
         for hook in self._hooks["workers_starting"]:

@@ -36,7 +36,7 @@ def give_up(error: Exception) -> None:
 
 
 def by_sockets() -> None:
-    peers = meet()
+    peers = connect_all()
     if rank == first:
         try:
             fail()
@@ -55,7 +55,7 @@ def by_sockets() -> None:
         give_up(error)
 
 
-def meet() -> list[socket.socket]:
+def connect_all() -> list[socket.socket]:
     """Return a connection to each other worker."""
     peers: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0), backlog=size) as server:

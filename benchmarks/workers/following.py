@@ -13,13 +13,13 @@ import sys
 import time
 
 from holdfast.control.discovery import LocalJob, open_job
-from holdfast.wire.messages import Here, LogsQuery
+from holdfast.wire.messages import AgentIdentity, LogsQuery
 
 
 async def follow(path: str, run_id: str, size: int) -> float:
     """Return the seconds from the first byte to the last."""
     begun, received = 0.0, 0
-    async with await open_job(LocalJob(path=path, here=Here(run_id=run_id))) as client:
+    async with await open_job(LocalJob(path=path, here=AgentIdentity(run_id=run_id))) as client:
         async for lines in client.logs("", LogsQuery(follow=True)):
             begun = begun or time.monotonic()
             received += len(lines.text)

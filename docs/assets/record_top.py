@@ -16,7 +16,7 @@ from pathlib import Path
 
 from holdfast.control.discovery import open_job
 from holdfast.control.job_client import Endpoint
-from holdfast.control.job_feed import Feed
+from holdfast.control.job_feed import JobFeed
 from holdfast.net.listening import ReservedPort
 from holdfast.views.top.app import Top
 
@@ -77,7 +77,7 @@ def start(folder: Path, node: str, port: int) -> subprocess.Popen[bytes]:
 async def draw(port: int, replace: asyncio.Event) -> str:
     """Return the job as `top` shows it, as SVG; set `replace` when a node should be replaced."""
     place = Endpoint(host="127.0.0.1", port=port, run_id=RUN_ID)
-    app = Top(lambda job, changed: Feed(lambda: open_job(place), job, changed))
+    app = Top(lambda job, changed: JobFeed(lambda: open_job(place), job, changed))
     async with app.run_test(size=(COLUMNS, LINES)) as pilot:
         while app.job.header.generation < 1:
             await pilot.pause(0.1)

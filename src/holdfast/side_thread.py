@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 
-class Hung(OSError):
+class CallTimedOut(OSError):
     """A call did not return within its limit."""
 
 
@@ -38,7 +38,7 @@ class SideThread:
         return self._hanging is not None and self._hanging.is_alive()
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a call and return its result, or raise its exception; raise `Hung` at the limit."""
+        """Run a call and return its result, or raise its exception; raise `CallTimedOut` at the limit."""
         # A forked child has the locks of other threads, but not the threads.
         if self._pid != os.getpid():
             self._pid, self._turn, self._hanging = os.getpid(), threading.Lock(), None
@@ -63,8 +63,8 @@ class SideThread:
             raise one.problem
         return one.value  # type: ignore[no-any-return]
 
-    def _hung(self) -> Hung:
-        return Hung(f"no response for {self._limit_s:g} s")
+    def _hung(self) -> CallTimedOut:
+        return CallTimedOut(f"no response for {self._limit_s:g} s")
 
 
 class _Call:

@@ -15,6 +15,7 @@ from holdfast.core.protocol import Request
 from holdfast.wire.frames import HEADER_BYTES, TAG_BYTES, FrameReader, Seal, encode_frame
 from holdfast.wire.handshake import ClientHandshake, ServerHandshake
 from holdfast.wire.messages import (
+    AgentIdentity,
     Challenge,
     Contacts,
     Events,
@@ -22,16 +23,15 @@ from holdfast.wire.messages import (
     Goodbye,
     HandshakeMessage,
     Hello,
-    Here,
     JobSummaries,
     LogLines,
     LogsQuery,
     Message,
-    More,
     NodeReport,
     Proof,
     Stacks,
     StatusQuery,
+    StreamCredit,
     Welcome,
     decode,
     decode_handshake,
@@ -431,7 +431,7 @@ def test_sealed_stream_is_accepted_up_to_the_first_change(
 
 bodies: tuple[type[msgspec.Struct], ...] = (
     Request,
-    Here,
+    AgentIdentity,
     EventsQuery,
     Events,
     LogsQuery,
@@ -439,7 +439,7 @@ bodies: tuple[type[msgspec.Struct], ...] = (
     Stacks,
     StatusQuery,
     JobSummaries,
-    More,
+    StreamCredit,
     Contacts,
     NodeReport,
 )
@@ -456,7 +456,7 @@ def test_any_bytes_as_a_reply_body_are_decoded_or_refused(
     assert unpack(kind, pack(found)) == found
 
 
-@given(st.data(), st.sampled_from((Request, LogsQuery, StatusQuery, More)))
+@given(st.data(), st.sampled_from((Request, LogsQuery, StatusQuery, StreamCredit)))
 def test_reply_bodies_survive_a_round_trip(data: st.DataObject, kind: Any) -> None:
     sent = data.draw(structs(kind))
     assert unpack(kind, pack(sent)) == sent

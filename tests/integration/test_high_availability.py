@@ -182,7 +182,7 @@ def test_leader_killed_with_its_member_is_detected_immediately(tmp_path: Path, l
         of = cluster_list(parse_machines(listed), cluster.run_id, environ={})
         with (
             closing(Certificates(of)) as made,
-            EtcdClient(of.client_settings(made.guard)) as client,
+            EtcdClient(of.client_settings(made.certificate_files)) as client,
         ):
             leader = read_job(client, cluster.run_id)[1]
         for agent in cluster.agents.values():

@@ -17,7 +17,7 @@ import pytest
 from holdfast.control.discovery import local_jobs, open_job
 from holdfast.control.history import RESTART_STAGES
 from holdfast.control.job_client import Endpoint
-from holdfast.control.job_feed import Feed
+from holdfast.control.job_feed import JobFeed
 from holdfast.control.live_job import LiveJob
 from holdfast.views.top.app import Top
 from holdfast.views.top.screens import TextScreen
@@ -56,7 +56,7 @@ async def test_top_watches_and_steers_three_nodes(tmp_path: Path) -> None:
             team.start(name, conf=f"node_id={name}")
         starts = await asyncio.to_thread(team.generation, 3)
         place = Endpoint(host=team.host, port=team.port, run_id="watched")
-        app = Top(lambda job, changed: Feed(lambda: open_job(place), job, changed))
+        app = Top(lambda job, changed: JobFeed(lambda: open_job(place), job, changed))
         job = app.job
         async with app.run_test(size=(80, 24), notifications=True) as pilot:
             await until(pilot, lambda: job.header.running == 3)
@@ -109,7 +109,7 @@ async def test_top_reconnects_after_the_coordinator_was_killed(tmp_path: Path) -
         await asyncio.to_thread(team.generation, 2)
         place = Endpoint(host=team.host, port=team.port, run_id="back")
         job, changed = LiveJob(), asyncio.Event()
-        feed = asyncio.create_task(Feed(lambda: open_job(place), job, changed.set).run())
+        feed = asyncio.create_task(JobFeed(lambda: open_job(place), job, changed.set).run())
 
         async def until_changed(condition: Callable[[], object]) -> None:
             async with asyncio.timeout(PATIENCE_S):

@@ -251,10 +251,10 @@ def test_every_key_of_a_report_is_documented() -> None:
         assert table_keys(page, after, until) == set(kind.__struct_fields__)
     inner = {
         model.OutcomeEntry,
-        model.Cost,
+        model.StageCost,
         model.SpanEntry,
         model.NodeSpan,
-        model.Tail,
+        model.OutputTail,
         RankSeries,
     }
     text = page.read_text()

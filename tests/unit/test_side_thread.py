@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from holdfast.side_thread import Hung, SideThread
+from holdfast.side_thread import CallTimedOut, SideThread
 
 SOON_S = 0.05
 PATIENCE_S = 30.0
@@ -24,9 +24,9 @@ def test_call_returns_or_raises_in_the_caller() -> None:
 def test_while_one_call_hangs_the_next_fails_at_once() -> None:
     read, write = os.pipe()
     side = SideThread("test-side", SOON_S)
-    with pytest.raises(Hung):
+    with pytest.raises(CallTimedOut):
         side.call(os.read, read, 1)
-    with pytest.raises(Hung):
+    with pytest.raises(CallTimedOut):
         side.call(os.getpid)
     (hanging,) = [one for one in threading.enumerate() if one.name == "test-side"]
     assert side.is_hanging

@@ -17,7 +17,13 @@ import msgspec
 from holdfast.cli.commands import COMMANDS
 from holdfast.cli.parser import CommandParser
 from holdfast.control import discovery
-from holdfast.control.discovery import Directory, JobChoice, local_jobs, location_of, stored_jobs
+from holdfast.control.discovery import (
+    AgentDirectory,
+    JobChoice,
+    local_jobs,
+    location_of,
+    stored_jobs,
+)
 from holdfast.control.job_client import JobUnreachable
 from holdfast.control.job_logs import follow_logs, parse_ranks
 from holdfast.core.limits import GRACE_S_MAX, REQUEST_WHY_CHARS_MAX
@@ -235,7 +241,7 @@ async def list_jobs(args: argparse.Namespace) -> None:
 
 async def _jobs_of(choice: JobChoice) -> list[JobSummary]:
     location = location_of(choice)
-    if isinstance(location, Directory):
+    if isinstance(location, AgentDirectory):
         return await stored_jobs(location, print_problem)
     async with await discovery.open_job(location) as client:
         return await client.jobs()

@@ -21,7 +21,7 @@ import msgspec
 
 from holdfast.control.job_client import (
     CONNECT_S,
-    Agents,
+    AgentConnections,
     ControlProblem,
     Endpoint,
     JobClient,
@@ -113,7 +113,7 @@ async def find_job(
     """
     if choice.names_endpoint:
         location = location_of(choice)
-        if isinstance(location, Directory) and not location.run_id:
+        if isinstance(location, AgentDirectory) and not location.run_id:
             run_ids = await _run_ids_of(location, on_problem)
             location.run_id = single_job(run_ids, f"at {location.where}")
         return location, []
@@ -193,7 +193,7 @@ class LocalJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job that has an agent on this machine."""
 
     path: str
-    here: messages.Here
+    here: messages.AgentIdentity
 
 
 async def local_jobs(on_problem: Callable[[str], None] = _ignore) -> list[LocalJob]:
@@ -233,7 +233,7 @@ async def _local_job(path: str, on_problem: Callable[[str], None]) -> LocalJob |
             )
             return None
         reply = await connection.query(messages.HERE, limit_s=CONNECT_S)
-        return LocalJob(path=path, here=unpacked(messages.Here, reply.body))
+        return LocalJob(path=path, here=unpacked(messages.AgentIdentity, reply.body))
     except ControlProblem:
         return None
     finally:
@@ -257,7 +257,7 @@ def _remove_if_dead(path: str) -> None:
 # Without a coordinator.
 
 
-class Directory:
+class AgentDirectory:
     """Lists the agents of one job. With an empty run id, it covers all jobs, and none is chosen yet."""
 
     where: str
@@ -284,7 +284,7 @@ class Directory:
         """Release files and connections."""
 
 
-class EtcdDirectory(Directory):
+class EtcdDirectory(AgentDirectory):
     """The jobs below a prefix of an etcd."""
 
     unreadable_hint = ""
@@ -331,7 +331,7 @@ class HaDirectory(EtcdDirectory):
         of = cluster_list_of(params, make_token=False)
         self._certificates = Certificates(of)
         self._own_access = control_access(of, self._certificates)
-        etcd = of.client_settings(self._certificates.guard)
+        etcd = of.client_settings(self._certificates.certificate_files)
         super().__init__(params.run_id, f"--ha {params.endpoint}", etcd, DEFAULT_PREFIX)
 
     def close(self) -> None:
@@ -341,7 +341,7 @@ class HaDirectory(EtcdDirectory):
         return self._own_access
 
 
-class FolderDirectory(Directory):
+class FolderDirectory(AgentDirectory):
     """The jobs in a folder that nodes share (`--rdzv-backend file`)."""
 
     def __init__(self, run_id: str, endpoint: str) -> None:
@@ -400,7 +400,7 @@ class FolderDirectory(Directory):
             raise HoldfastError(f"{path}: {problem}", exit_code=78) from None
 
 
-def directory_of(params: RendezvousParameters) -> Directory | None:
+def directory_of(params: RendezvousParameters) -> AgentDirectory | None:
     """Return the directory of a job; None if it has a coordinator."""
     backend = params.kind
     if backend is Backend.HA:
@@ -431,7 +431,7 @@ async def read(call: Callable[[], R]) -> R:
         raise JobUnreachable(problem.message, hint=problem.hint) from None
 
 
-async def _run_ids_of(location: Directory, on_problem: Callable[[str], None]) -> list[str]:
+async def _run_ids_of(location: AgentDirectory, on_problem: Callable[[str], None]) -> list[str]:
     run_ids = await read(lambda: location.run_ids(running=True) or location.run_ids())
     for problem in location.problems:
         on_problem(one_line(problem))
@@ -439,7 +439,7 @@ async def _run_ids_of(location: Directory, on_problem: Callable[[str], None]) ->
 
 
 async def stored_jobs(
-    location: Directory, on_problem: Callable[[str], None] = _ignore
+    location: AgentDirectory, on_problem: Callable[[str], None] = _ignore
 ) -> list[JobSummary]:
     """Return the running jobs of a directory as they are stored, or the chosen one."""
 
@@ -456,7 +456,7 @@ async def stored_jobs(
     return found
 
 
-Location = Endpoint | LocalJob | Directory
+Location = Endpoint | LocalJob | AgentDirectory
 
 
 # The client of a job.
@@ -487,8 +487,8 @@ async def open_job(location: Location, local_agents: Iterable[LocalJob] = ()) ->
         here = location.here
         connection = await open_socket(location.path, here.run_id, here.node)
         sockets = {one.here.node: one.path for one in local_agents if one.here.node}
-        return JobClient(Agents(connection, passes_on=here.coordinated, beside=sockets))
-    if isinstance(location, Directory):
+        return JobClient(AgentConnections(connection, passes_on=here.coordinated, beside=sockets))
+    if isinstance(location, AgentDirectory):
         try:
             return await _open_listed(location)
         except BaseException:
@@ -496,21 +496,21 @@ async def open_job(location: Location, local_agents: Iterable[LocalJob] = ()) ->
             raise
     connection = await open_endpoint(location)
     read_only = (location.token or b"").startswith(READ_ONLY_PREFIX)
-    return JobClient(Agents(connection, passes_on=True), read_only=read_only)
+    return JobClient(AgentConnections(connection, passes_on=True), read_only=read_only)
 
 
-async def _open_listed(location: Directory) -> JobClient:
+async def _open_listed(location: AgentDirectory) -> JobClient:
     connection, found = await _open_any_agent(location)
 
     async def reopen() -> ControlConnection:
         return (await _open_any_agent(location))[0]
 
     look = lambda: read(location.contacts)  # noqa: E731
-    agents = Agents(connection, passes_on=False, look=look, reopen=reopen, found=found)
+    agents = AgentConnections(connection, passes_on=False, look=look, reopen=reopen, found=found)
     return JobClient(agents, read_only=found.read_only, closed=location.close)
 
 
-async def _open_any_agent(location: Directory) -> tuple[ControlConnection, messages.Contacts]:
+async def _open_any_agent(location: AgentDirectory) -> tuple[ControlConnection, messages.Contacts]:
     """Return a connection to the leader's agent, or to the first other agent that responds."""
     found = await read(location.contacts)
     reachable = [one for one in found.contacts if one.port]
@@ -527,7 +527,7 @@ async def _open_any_agent(location: Directory) -> tuple[ControlConnection, messa
 
 
 async def _first_that_responds(
-    reachable: list[messages.Contact], location: Directory, found: messages.Contacts
+    reachable: list[messages.Contact], location: AgentDirectory, found: messages.Contacts
 ) -> ControlConnection:
     tls = tls_of(found)
     now = asyncio.get_running_loop().time

@@ -145,7 +145,7 @@ class JobClient:
 
     def __init__(
         self,
-        agents: Agents,
+        agents: AgentConnections,
         *,
         read_only: bool = False,
         closed: Callable[[], None] | None = None,
@@ -281,7 +281,7 @@ class JobClient:
             yield lines
             taken += len(lines.text)
             if taken >= room // 2:
-                more = messages.pack(messages.More(size=taken))
+                more = messages.pack(messages.StreamCredit(size=taken))
                 connection.send(
                     Query(id=reply.id, what=messages.MORE, run_id=self.run_id, body=more)
                 )
@@ -381,7 +381,7 @@ class ControlConnection:
                     async with asyncio.timeout(ALIVE_S):
                         reply = await replies.get()
                 except TimeoutError:
-                    body = messages.pack(messages.More(size=0))
+                    body = messages.pack(messages.StreamCredit(size=0))
                     self.send(Query(id=number, what=messages.MORE, run_id=self.run_id, body=body))
                     continue
                 is_over = reply.last or bool(reply.refusal)
@@ -547,7 +547,7 @@ def unpacked(kind: type[T], body: bytes) -> T:
         raise JobUnreachable(f"the reply is not valid: {problem}") from None
 
 
-class Agents:
+class AgentConnections:
     """The connections of a client: `own` to one agent or the coordinator, and others to further agents.
 
     With `passes_on`, the peer of `own` answers for all nodes. `beside` maps nodes to the sockets of their
@@ -759,7 +759,7 @@ class MergedEvents:
     arrival. Agents that join or rejoin later are followed too.
     """
 
-    def __init__(self, agents: Agents) -> None:
+    def __init__(self, agents: AgentConnections) -> None:
         self._agents = agents
         self._skews: dict[str, float] = {}  # How far this clock is ahead of a node's.
         # The newest known events of each node.

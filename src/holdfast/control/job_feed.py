@@ -34,7 +34,7 @@ HISTORY_EVERY_S = 10.0
 """The interval of requests for histories while nothing changes."""
 
 
-class Feed:
+class JobFeed:
     """Drives one `LiveJob`. `client` is its connection, for other requests to the job."""
 
     def __init__(

@@ -65,7 +65,7 @@ the problem began."""
 CAUSES_SHOWN = 64
 
 
-class Header(msgspec.Struct, kw_only=True):
+class JobHeader(msgspec.Struct, kw_only=True):
     """The job as a whole."""
 
     run_id: str = ""
@@ -227,7 +227,7 @@ class LiveJob:
         self._forget()
 
     def _forget(self) -> None:
-        self.header = Header()
+        self.header = JobHeader()
         self.nodes: list[NodeRow] = []
         self.ranks: list[RankRow] = []
         """In the order of their ranks."""
@@ -459,7 +459,7 @@ class LiveJob:
         steps = [row.step for row in self.ranks if row.step >= 0]
         rates = [row.rate for row in self.ranks if row.rate is not None]
         cpus = [row.cpu for row in self.ranks if row.cpu is not None]
-        self.header = Header(
+        self.header = JobHeader(
             **{name: getattr(job, name) for name in SUMMARIZED},
             state=job.outcome or job.phase,
             causes=job.causes[-CAUSES_SHOWN:],

@@ -533,7 +533,7 @@ class NodeServer:
             if stream is not None:
                 stream.close()
             return
-        size = messages.unpack(messages.More, query.body).size
+        size = messages.unpack(messages.StreamCredit, query.body).size
         if not size:
             client.send(Reply(id=query.id, last=False))  # The stream is still open.
         elif query.id in client.streams:
@@ -545,7 +545,7 @@ class NodeServer:
         except NoResponse:
             report = self._stuck_report()
         spec = self._agent.group.spec
-        here = messages.Here(
+        here = messages.AgentIdentity(
             run_id=self._run_id,
             node=self._node if self._is_alone else node_name(self._agent),
             pid=os.getpid(),

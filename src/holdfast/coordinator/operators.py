@@ -88,7 +88,7 @@ class QueryServer(Protocol):
         """Whether a peer may learn the details of a job."""
 
 
-class Relay:
+class RelayedQuery:
     """A query that was relayed to a node."""
 
     __slots__ = ("id", "job_node", "operator", "query")
@@ -120,7 +120,7 @@ class Operators:
 
     def __init__(self, host: QueryServer, loop: asyncio.AbstractEventLoop) -> None:
         self._host, self._loop = host, loop
-        self._relays: dict[int, Relay] = {}  # By the id of the query to the node.
+        self._relays: dict[int, RelayedQuery] = {}  # By the id of the query to the node.
         self._by_operator: dict[tuple[ServerConnection, int], int] = {}
         self._relays_made = 0
         self._attached: dict[JobNode, ServerConnection] = {}
@@ -437,7 +437,7 @@ class Operators:
         else:
             self._relays_made += 1
             number = self._relays_made
-            self._relays[number] = Relay(peer, query, job_node)
+            self._relays[number] = RelayedQuery(peer, query, job_node)
             self._by_operator[peer, query.id] = number
             attached = self._attached.get(job_node)
             if attached is not None:
@@ -466,7 +466,7 @@ class Operators:
                 refusal = RequestRefusal.NO_ANSWER.value
                 self._answer(relay, Reply(id=number, refusal=refusal, why=why))
 
-    def _answer(self, relay: Relay, reply: Reply) -> None:
+    def _answer(self, relay: RelayedQuery, reply: Reply) -> None:
         peer, number = relay.operator, reply.id
         if reply.last:
             del self._relays[number]

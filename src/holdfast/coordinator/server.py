@@ -33,7 +33,7 @@ from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.machine import TICK
 from holdfast.core.phases import NodeRole
 from holdfast.core.protocol import Ack, Heartbeat, Status, View
-from holdfast.core.quotas import CONNECTIONS_MAX, UNREAD_REPLIES_BYTES_MAX, Shares
+from holdfast.core.quotas import CONNECTIONS_MAX, UNREAD_REPLIES_BYTES_MAX, AddressShares
 from holdfast.core.rounds import JobPhase
 from holdfast.net import addresses
 from holdfast.net.deadline_timer import DeadlineTimer
@@ -141,7 +141,7 @@ class CoordinatorServer:
         self._tls = tls
         self._on_change, self._on_node = on_change, on_node
         self._warn = warn
-        self._shares = Shares(self._connections_max)
+        self._shares = AddressShares(self._connections_max)
         self._unread = UnreadReplies(UNREAD_REPLIES_BYTES_MAX)
         self._handshake_s = handshake_s
         self._peers: set[ServerConnection] = set()

@@ -38,7 +38,7 @@ CLOSE_NS = 3_000_000
 messages is added."""
 
 
-class Trace(Enum):
+class FailureTrace(Enum):
     """What a worker's exit and output show about the reason for its failure."""
 
     KILLED = "killed"
@@ -57,7 +57,7 @@ class Suspect(Value):
     """A worker that failed."""
 
     rank: int
-    trace: Trace
+    trace: FailureTrace
     ended_ns: int
     traceback_ns: int = 0
     """When its traceback began; 0 if there is none."""
@@ -74,7 +74,7 @@ class Suspect(Value):
     @property
     def earliest_ns(self) -> int:
         """The earliest time at which it may have failed."""
-        if self.trace is Trace.KILLED:
+        if self.trace is FailureTrace.KILLED:
             return self.moment_ns - KILLED_NOTICE_NS_MAX
         return self.moment_ns - (CLOSE_NS if self.traceback_ns else EXIT_NS_MAX)
 
@@ -97,14 +97,16 @@ def blame(suspects: Sequence[Suspect], close_ns: int = CLOSE_NS) -> Blame:
     rivals: list[Suspect] = []
     first = min(contenders, key=lambda one: (one.moment_ns, one.order))
     reached = [one for one in contenders if one.earliest_ns <= first.moment_ns]
-    if any(one.trace is Trace.KILLED for one in reached):
-        with_reason = [one for one in reached if one.trace is not Trace.SILENT]
+    if any(one.trace is FailureTrace.KILLED for one in reached):
+        with_reason = [one for one in reached if one.trace is not FailureTrace.SILENT]
         first = min(with_reason, key=lambda one: (one.ended_ns, one.order))
     else:
         rivals = [one for one in contenders if _may_be_earlier(one, first, close_ns)]
-    if first.trace is Trace.PEER:  # That peer may be a worker without a traceback.
+    if first.trace is FailureTrace.PEER:  # That peer may be a worker without a traceback.
         limit_ns = first.moment_ns + EXIT_NS_MAX
-        silent = [one for one in ordered if one.trace in (Trace.SILENT, Trace.STOPPED)]
+        silent = [
+            one for one in ordered if one.trace in (FailureTrace.SILENT, FailureTrace.STOPPED)
+        ]
         rivals += [one for one in silent if one not in rivals and one.ended_ns <= limit_ns]
     rest = (one for one in ordered if one is not first)
     return Blame((first, *rest), tuple(one for one in rivals if one is not first))
@@ -121,29 +123,36 @@ def _contenders(ordered: list[Suspect], close_ns: int) -> list[Suspect]:
     """Return the suspects that may have failed first, judging by their traces."""
     free = [one for one in ordered if not one.stopped]
     if not free:
-        free = [one for one in ordered if one.trace is not Trace.STOPPED] or ordered[:1]
+        free = [one for one in ordered if one.trace is not FailureTrace.STOPPED] or ordered[:1]
     else:
         # A worker that exited just after the stop began may have failed before the others.
         begun_ns = min(one.moment_ns for one in free)
         limit_ns = begun_ns + EXIT_NS_MAX + close_ns
-        if all(one.trace is Trace.PEER for one in free):
+        if all(one.trace is FailureTrace.PEER for one in free):
             # Then a worker's own error counts even if it is later.
             limit_ns += PEER_ERROR_NS_MAX
-        first_is_silent = free[0].trace is Trace.SILENT
+        first_is_silent = free[0].trace is FailureTrace.SILENT
         free += [
             one
             for one in ordered
             if one.stopped
             and one.moment_ns < limit_ns
             and (
-                one.trace is Trace.OWN
-                or (first_is_silent and one.trace is Trace.SILENT and one.moment_ns >= begun_ns)
+                one.trace is FailureTrace.OWN
+                or (
+                    first_is_silent
+                    and one.trace is FailureTrace.SILENT
+                    and one.moment_ns >= begun_ns
+                )
             )
         ]
-    peer_errors = [one for one in free if one.trace is Trace.PEER]
+    peer_errors = [one for one in free if one.trace is FailureTrace.PEER]
     if peer_errors:
         limit_ns = min(one.moment_ns for one in peer_errors) + PEER_ERROR_NS_MAX
-        excluded = (Trace.PEER, Trace.STOPPED)  # STOPPED: perhaps killed while writing a traceback.
+        excluded = (
+            FailureTrace.PEER,
+            FailureTrace.STOPPED,
+        )  # STOPPED: perhaps killed while writing a traceback.
         causes = [one for one in free if one.trace not in excluded and one.moment_ns <= limit_ns]
         free = causes or peer_errors
     return free

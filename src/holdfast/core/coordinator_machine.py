@@ -46,7 +46,7 @@ from holdfast.core.protocol import (
     View,
     reason,
 )
-from holdfast.core.quotas import JOB_NODES_MAX, JOBS_MAX, SAVED_JOBS_MAX, Shares
+from holdfast.core.quotas import JOB_NODES_MAX, JOBS_MAX, SAVED_JOBS_MAX, AddressShares
 from holdfast.core.requests import RequestRefusal
 from holdfast.core.rounds import (
     RECOVER_S_MAX,
@@ -169,7 +169,7 @@ class CoordinatorMachine:
         self._fence_floor = fence_floor
         self._host = host
         self._jobs_max, self._nodes_max = jobs_max, nodes_max
-        self._shares = Shares(jobs_max)
+        self._shares = AddressShares(jobs_max)
         self._created_from: dict[str, str] = {}  # By job, the address of its first node.
         self._address = coordinator_address
         self._strict = strict

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.core.blame import Suspect, Trace, blame
+from holdfast.core.blame import FailureTrace, Suspect, blame
 from holdfast.core.limits import RIVALS_MAX
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ def first_of(known: Failure, other: Failure) -> tuple[Failure, bool]:
     suspects = [
         Suspect(
             rank=order,
-            trace=Trace.KILLED if one.sudden and one.trace is Trace.SILENT else one.trace,
+            trace=FailureTrace.KILLED
+            if one.sudden and one.trace is FailureTrace.SILENT
+            else one.trace,
             ended_ns=one.ended_ns if timed else 0,
             traceback_ns=one.traceback_ns if timed else 0,
             order=order,

@@ -24,7 +24,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.blame import Trace
+from holdfast.core.blame import FailureTrace
 from holdfast.core.bounded import (
     ClockTime,
     Count,
@@ -154,7 +154,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     consequence."""
     retryable: bool = True
     """False if a restart would only repeat the failure."""
-    trace: Trace = Trace.SILENT
+    trace: FailureTrace = FailureTrace.SILENT
     """What the worker's output shows about the reason."""
     stopped: bool = False
     """Whether the worker failed after the stop of its group had begun."""

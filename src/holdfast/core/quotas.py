@@ -27,7 +27,7 @@ ADDRESS_SHARE_MAX = 0.25
 Until then an address has no limit of its own: a thousand agents may share a host or a gateway."""
 
 
-class Shares:
+class AddressShares:
     """How much of a limited resource each address uses."""
 
     def __init__(self, total_max: int) -> None:

@@ -74,7 +74,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.core.blame import Trace
+from holdfast.core.blame import FailureTrace
 from holdfast.core.bounded import (
     Count,
     Incarnation,
@@ -802,7 +802,7 @@ class Rounds:
         other = reported if first is known else known
         rivals = () if certain else (other.rank,)
         # If the first failure is about a peer, any node that failed without output may be that peer.
-        if not certain or first.trace is Trace.PEER:
+        if not certain or first.trace is FailureTrace.PEER:
             rivals += other.rivals
         if first is reported:
             self._record_failure(with_rivals(reported, *rivals), status.report)

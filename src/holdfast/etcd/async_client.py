@@ -25,7 +25,7 @@ from holdfast.core.etcd.calls import (
 from holdfast.errors import HoldfastError
 from holdfast.etcd import json_gateway
 from holdfast.etcd.diagnose import diagnose_silence
-from holdfast.etcd.json_gateway import OK, GatewayRefusal, Handling, decode_refusal
+from holdfast.etcd.json_gateway import OK, GatewayRefusal, Reaction, decode_refusal
 from holdfast.etcd.optional_h11 import require_h11
 from holdfast.etcd.transport import (
     ConnectionFault,
@@ -416,7 +416,7 @@ class AsyncEtcdClient:
         if attempts.refused(at, refusal, can_renew=bool(self.settings.user)):
             if self._token == token:  # Otherwise another call has renewed it already.
                 self._token = None
-        elif refusal.handling in (Handling.ELSEWHERE, Handling.UNSURE):
+        elif refusal.handling in (Reaction.ELSEWHERE, Reaction.UNSURE):
             self._leave(at, refusal.problem.why)
 
     def _name(self, at: int) -> str:
@@ -537,12 +537,12 @@ class Attempts:
     def refused(self, at: int, refusal: GatewayRefusal, *, can_renew: bool) -> bool:
         """Note a refusal; return whether to renew the token."""
         handling = refusal.handling
-        if handling is Handling.RENEW_TOKEN and can_renew and not self._renewed:
+        if handling is Reaction.RENEW_TOKEN and can_renew and not self._renewed:
             self._renewed = True
             return True
         self._tried.add(at)
         self._note(refusal.problem)
-        if handling is Handling.ELSEWHERE or (handling is Handling.UNSURE and self._may_repeat):
+        if handling is Reaction.ELSEWHERE or (handling is Reaction.UNSURE and self._may_repeat):
             if refusal.problem.kind is ProblemKind.UNREACHABLE:
                 self._leaderless, self._retry_leaderless = refusal.problem, True
         else:

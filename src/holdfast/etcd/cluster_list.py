@@ -67,7 +67,7 @@ def read_record(value: bytes) -> ClusterRecord:
     return record
 
 
-class Guard(msgspec.Struct, frozen=True):
+class CertificateFiles(msgspec.Struct, frozen=True):
     """The files of certificates, in PEM: the authority's, a certificate to present, and its key."""
 
     ca: str
@@ -80,7 +80,7 @@ class ClusterList(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     machines: tuple[tuple[str, int], ...]
-    files: Guard | None = None
+    files: CertificateFiles | None = None
     """The user's certificates."""
     token: bytes | None = None
     """The job's token, from which certificates are derived."""
@@ -107,20 +107,22 @@ class ClusterList(msgspec.Struct, frozen=True, kw_only=True):
             for name, (host, port) in zip(self.names, self.machines, strict=True)
         }
 
-    def client_settings(self, guard: Guard | None, first: str = "") -> EtcdSettings:
+    def client_settings(
+        self, certificate_files: CertificateFiles | None, first: str = ""
+    ) -> EtcdSettings:
         """Return the settings of a client, with the certificates of `Certificates`.
 
         `first` is the machine that the client tries first.
         """
         order = sorted(self.machines, key=lambda one: format_endpoint(*one) != first)
-        if guard is None:
+        if certificate_files is None:
             return EtcdSettings(endpoints=tuple(order))
         return EtcdSettings(
             endpoints=tuple(order),
             tls=True,
-            ca=guard.ca,
-            cert=guard.cert,
-            key=guard.key,
+            ca=certificate_files.ca,
+            cert=certificate_files.cert,
+            key=certificate_files.key,
             server_name=self.server_name,
         )
 
@@ -186,7 +188,7 @@ def cluster_list(
 ) -> ClusterList:
     """Return the list with its authentication; `tls` is `tls_ca`, `tls_cert` and `tls_key`."""
     ca, cert, key = tls
-    files = Guard(ca, cert, key) if ca and cert and key else None
+    files = CertificateFiles(ca, cert, key) if ca and cert and key else None
     if (ca or cert or key) and files is None:
         raise UsageError(
             f"{FLAG}: members and nodes authenticate each other; accepted: tls_cert, tls_key and tls_ca "
@@ -213,7 +215,7 @@ class Certificates:
 
     def __init__(self, of: ClusterList, *, serves: bool = False) -> None:
         self._fds: list[int] = []
-        self.guard = of.files
+        self.certificate_files = of.files
         self.pem: tuple[bytes, bytes, bytes] | None = None
         if of.token is None:
             return
@@ -224,13 +226,16 @@ class Certificates:
             self._fds.append(fd)
             os.write(fd, data)
             paths.append(f"/proc/self/fd/{fd}")
-        self.guard = Guard(*paths)
+        self.certificate_files = CertificateFiles(*paths)
 
     def texts(self) -> tuple[bytes, bytes, bytes] | None:
         """Return the authority, the certificate and its key, in PEM; None without TLS."""
-        if self.pem is None and self.guard is not None:
-            guard = self.guard
-            paths = (Path(one) for one in (guard.ca, guard.cert, guard.key))
+        if self.pem is None and self.certificate_files is not None:
+            certificate_files = self.certificate_files
+            paths = (
+                Path(one)
+                for one in (certificate_files.ca, certificate_files.cert, certificate_files.key)
+            )
             try:
                 ca, cert, key = (one.read_bytes() for one in paths)
             except OSError as problem:
@@ -242,15 +247,19 @@ class Certificates:
 
     def client_context(self) -> ssl.SSLContext | None:
         """Return the context of a client, or None without TLS."""
-        if self.guard is None:
+        if self.certificate_files is None:
             return None
-        return tls.client_context(self.guard.ca, self.guard.cert, self.guard.key)
+        return tls.client_context(
+            self.certificate_files.ca, self.certificate_files.cert, self.certificate_files.key
+        )
 
     def server_context(self) -> ssl.SSLContext | None:
         """Return the context of a server that demands a certificate, or None without TLS."""
-        if self.guard is None:
+        if self.certificate_files is None:
             return None
-        return tls.server_context(self.guard.cert, self.guard.key, self.guard.ca)
+        return tls.server_context(
+            self.certificate_files.cert, self.certificate_files.key, self.certificate_files.ca
+        )
 
     def close(self) -> None:
         """Close the files."""

@@ -219,8 +219,10 @@ class EtcdMember:
         )
         self._tls = self._certificates.client_context()
         self._server_tls = self._certificates.server_context()
-        guard = self._certificates.guard
-        self._client = AsyncEtcdClient(of.client_settings(guard, first=self._entry.name))
+        certificate_files = self._certificates.certificate_files
+        self._client = AsyncEtcdClient(
+            of.client_settings(certificate_files, first=self._entry.name)
+        )
         self._tasks: set[asyncio.Task[Any]] = set()
         self._effects: asyncio.Queue[tuple[MemberEffect, str]] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
@@ -233,7 +235,7 @@ class EtcdMember:
         self._claim_lease = 0
         self._ready_hint = asyncio.Event()
         self._make_folder()
-        if guard is None:
+        if certificate_files is None:
             console.warning(
                 f"the member at {self._entry.name} requires no certificate (auth=none): anyone who can reach its "
                 "ports can read and change the job"
@@ -402,17 +404,17 @@ class EtcdMember:
         self._spawn(self._wait_ready(process))
 
     def _tls_flags(self) -> tuple[str, ...]:
-        guard = self._list.files
+        certificate_files = self._list.files
         if self._list.scheme == "http":
             return ()
         folder = self._folder
         ca, cert, key = (
             (f"{folder}/ca.pem", f"{folder}/cert.pem", f"{folder}/key.pem")
-            if guard is None
+            if certificate_files is None
             else (
-                os.path.abspath(guard.ca),
-                os.path.abspath(guard.cert),
-                os.path.abspath(guard.key),
+                os.path.abspath(certificate_files.ca),
+                os.path.abspath(certificate_files.cert),
+                os.path.abspath(certificate_files.key),
             )
         )
         return (

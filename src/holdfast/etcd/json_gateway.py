@@ -70,7 +70,7 @@ QUOTE_CHARS_MAX = 60
 # Errors.
 
 
-class Handling(Enum):
+class Reaction(Enum):
     """How a client may react to an unsuccessful answer."""
 
     FINAL = "final"
@@ -109,27 +109,27 @@ class ErrorCode(Enum):
     UNKNOWN = ""
 
 
-_MEANINGS: dict[ErrorCode, tuple[ProblemKind, Handling]] = {
-    ErrorCode.LEASE_NOT_FOUND: (ProblemKind.LEASE_GONE, Handling.FINAL),
-    ErrorCode.NO_SPACE: (ProblemKind.NO_SPACE, Handling.FINAL),
-    ErrorCode.COMPACTED: (ProblemKind.COMPACTED, Handling.FINAL),
-    ErrorCode.TOO_LARGE: (ProblemKind.REFUSED, Handling.FINAL),
-    ErrorCode.MESSAGE_TOO_LARGE: (ProblemKind.REFUSED, Handling.FINAL),
-    ErrorCode.NO_LEADER: (ProblemKind.UNREACHABLE, Handling.ELSEWHERE),
-    ErrorCode.TOO_MANY_REQUESTS: (ProblemKind.UNREACHABLE, Handling.ELSEWHERE),
-    ErrorCode.NOT_CAPABLE: (ProblemKind.UNREACHABLE, Handling.ELSEWHERE),
-    ErrorCode.LEADER_CHANGED: (ProblemKind.UNREACHABLE, Handling.UNSURE),
-    ErrorCode.TIMED_OUT: (ProblemKind.UNREACHABLE, Handling.UNSURE),
-    ErrorCode.STOPPED: (ProblemKind.UNREACHABLE, Handling.UNSURE),
-    ErrorCode.INVALID_TOKEN: (ProblemKind.DENIED, Handling.RENEW_TOKEN),
-    ErrorCode.AUTH_STORE_OLD: (ProblemKind.DENIED, Handling.RENEW_TOKEN),
-    ErrorCode.AUTH_HEADER_OLD: (ProblemKind.DENIED, Handling.RENEW_TOKEN),
-    ErrorCode.NO_USER: (ProblemKind.DENIED, Handling.RENEW_TOKEN),
-    ErrorCode.PERMISSION_DENIED: (ProblemKind.DENIED, Handling.FINAL),
-    ErrorCode.WRONG_PASSWORD: (ProblemKind.DENIED, Handling.FINAL),
-    ErrorCode.AUTH_NOT_ENABLED: (ProblemKind.REFUSED, Handling.FINAL),
-    ErrorCode.PASSWORD: (ProblemKind.DENIED, Handling.FINAL),
-    ErrorCode.USER_NAME: (ProblemKind.DENIED, Handling.FINAL),
+_MEANINGS: dict[ErrorCode, tuple[ProblemKind, Reaction]] = {
+    ErrorCode.LEASE_NOT_FOUND: (ProblemKind.LEASE_GONE, Reaction.FINAL),
+    ErrorCode.NO_SPACE: (ProblemKind.NO_SPACE, Reaction.FINAL),
+    ErrorCode.COMPACTED: (ProblemKind.COMPACTED, Reaction.FINAL),
+    ErrorCode.TOO_LARGE: (ProblemKind.REFUSED, Reaction.FINAL),
+    ErrorCode.MESSAGE_TOO_LARGE: (ProblemKind.REFUSED, Reaction.FINAL),
+    ErrorCode.NO_LEADER: (ProblemKind.UNREACHABLE, Reaction.ELSEWHERE),
+    ErrorCode.TOO_MANY_REQUESTS: (ProblemKind.UNREACHABLE, Reaction.ELSEWHERE),
+    ErrorCode.NOT_CAPABLE: (ProblemKind.UNREACHABLE, Reaction.ELSEWHERE),
+    ErrorCode.LEADER_CHANGED: (ProblemKind.UNREACHABLE, Reaction.UNSURE),
+    ErrorCode.TIMED_OUT: (ProblemKind.UNREACHABLE, Reaction.UNSURE),
+    ErrorCode.STOPPED: (ProblemKind.UNREACHABLE, Reaction.UNSURE),
+    ErrorCode.INVALID_TOKEN: (ProblemKind.DENIED, Reaction.RENEW_TOKEN),
+    ErrorCode.AUTH_STORE_OLD: (ProblemKind.DENIED, Reaction.RENEW_TOKEN),
+    ErrorCode.AUTH_HEADER_OLD: (ProblemKind.DENIED, Reaction.RENEW_TOKEN),
+    ErrorCode.NO_USER: (ProblemKind.DENIED, Reaction.RENEW_TOKEN),
+    ErrorCode.PERMISSION_DENIED: (ProblemKind.DENIED, Reaction.FINAL),
+    ErrorCode.WRONG_PASSWORD: (ProblemKind.DENIED, Reaction.FINAL),
+    ErrorCode.AUTH_NOT_ENABLED: (ProblemKind.REFUSED, Reaction.FINAL),
+    ErrorCode.PASSWORD: (ProblemKind.DENIED, Reaction.FINAL),
+    ErrorCode.USER_NAME: (ProblemKind.DENIED, Reaction.FINAL),
 }
 _CLEARER_TEXTS = {
     ErrorCode.NO_USER: "it requires a user and a password",
@@ -142,7 +142,7 @@ class GatewayRefusal(msgspec.Struct, frozen=True):
     """An unsuccessful answer: the problem, and the possible reaction."""
 
     problem: Problem
-    handling: Handling = Handling.FINAL
+    handling: Reaction = Reaction.FINAL
     code: ErrorCode = ErrorCode.UNKNOWN
 
 
@@ -182,15 +182,15 @@ def decode_refusal(status: int, body: bytes) -> GatewayRefusal:
     if error.text and error.text != "Not Found":  # This is the answer for an unknown path.
         return _classify(error.text, error.grpc_code)
     if status == _NOT_FOUND:
-        return GatewayRefusal(Problem(ProblemKind.REFUSED, NO_GATEWAY), Handling.ELSEWHERE)
+        return GatewayRefusal(Problem(ProblemKind.REFUSED, NO_GATEWAY), Reaction.ELSEWHERE)
     if status in _PROXY_ERRORS:
         why = f"it responded with HTTP {status}"
-        return GatewayRefusal(Problem(ProblemKind.UNREACHABLE, why), Handling.UNSURE)
+        return GatewayRefusal(Problem(ProblemKind.UNREACHABLE, why), Reaction.UNSURE)
     words = quoted(body.decode(errors="replace").strip())
     if "HTTPS server" in words:  # The default text of servers in Go.
-        return GatewayRefusal(Problem(ProblemKind.DENIED, TLS_ONLY), Handling.ELSEWHERE)
+        return GatewayRefusal(Problem(ProblemKind.DENIED, TLS_ONLY), Reaction.ELSEWHERE)
     why = f"it responded with HTTP {status}, which etcd never sends: {words}"
-    return GatewayRefusal(Problem(ProblemKind.REFUSED, why), Handling.ELSEWHERE)
+    return GatewayRefusal(Problem(ProblemKind.REFUSED, why), Reaction.ELSEWHERE)
 
 
 def _classify(text: str, grpc_code: int) -> GatewayRefusal:
@@ -200,7 +200,7 @@ def _classify(text: str, grpc_code: int) -> GatewayRefusal:
         kind, handling = _MEANINGS[code]
         return GatewayRefusal(Problem(kind, _CLEARER_TEXTS.get(code, words)), handling, code)
     if grpc_code in (_UNAVAILABLE, _DEADLINE_EXCEEDED):
-        return GatewayRefusal(Problem(ProblemKind.UNREACHABLE, words), Handling.UNSURE)
+        return GatewayRefusal(Problem(ProblemKind.UNREACHABLE, words), Reaction.UNSURE)
     if grpc_code in (_PERMISSION_DENIED, _UNAUTHENTICATED):
         return GatewayRefusal(Problem(ProblemKind.DENIED, words))
     return GatewayRefusal(Problem(ProblemKind.REFUSED, words))
@@ -213,7 +213,7 @@ def _invalid_response(error: Exception, answer: bytes = b"") -> GatewayRefusal:
     )
     why = f"invalid response: {quoted(str(error))}"
     why += f": {words}" if words else ""
-    return GatewayRefusal(Problem(ProblemKind.REFUSED, why), Handling.UNSURE)
+    return GatewayRefusal(Problem(ProblemKind.REFUSED, why), Reaction.UNSURE)
 
 
 # Answers of etcd, with the fields that are used.
@@ -499,7 +499,7 @@ def decode_line(line: bytes) -> WatchEvents | GatewayRefusal:
         refusal = _classify(result.cancel_reason or "it ended the watch", _UNAVAILABLE)
         if refusal.problem.kind is ProblemKind.DENIED:
             # etcd also sends this for an expired token.
-            return GatewayRefusal(refusal.problem, Handling.RENEW_TOKEN)
+            return GatewayRefusal(refusal.problem, Reaction.RENEW_TOKEN)
         return refusal
     if not result.events:
         return WatchEvents(result.header.revision, ())

@@ -246,7 +246,7 @@ TORCH_LATE_IMPORT, TORCH_LATE_WORD = "torch._dynamo", b"optim"
 SOURCE_BYTES_MAX = 4 << 20
 
 
-class NoSource(Exception):
+class SourceUnavailable(Exception):
     """No source can be read; the message gives the reason."""
 
 
@@ -276,7 +276,7 @@ def modules_of_auto(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -
     try:
         source = source_of(entrypoint, [str(arg) for arg in args], foreign=foreign)
         imports, left_out = _read_imports(source, foreign=foreign)
-    except NoSource as reason:
+    except SourceUnavailable as reason:
         console.notice(f"--preload auto finds no modules: {reason}")
         return []
     # This process does not know what another interpreter has installed.
@@ -334,7 +334,7 @@ def _read_imports(source: Source, *, foreign: bool) -> tuple[list[Import], list[
     try:
         steps = top_level_steps(source.text, as_main=source.as_main)
     except ValueError as problem:
-        raise NoSource(f"{source.name} is not Python source: {problem}") from None
+        raise SourceUnavailable(f"{source.name} is not Python source: {problem}") from None
     imports, prepared, by = split_at_preparation(steps, os.environ)
     left_out = installed_among(prepared, source.places, missing_counts=foreign)
     if by is not None and left_out:
@@ -365,7 +365,7 @@ def is_this_python(program: str) -> bool:
 def source_of(
     entrypoint: Callable[..., Any] | str, args: Sequence[str], *, foreign: bool = False
 ) -> Source:
-    """Return the source that workers run, or raise `NoSource`."""
+    """Return the source that workers run, or raise `SourceUnavailable`."""
     if not isinstance(entrypoint, str):
         if entrypoint is run_script_path and args:
             return _script(args[0], foreign=False)
@@ -373,7 +373,7 @@ def source_of(
     command = parse_command([entrypoint, *args])
     if command is None:
         name = os.path.basename(entrypoint)
-        raise NoSource(f"{name} has no Python script, module or command to run")
+        raise SourceUnavailable(f"{name} has no Python script, module or command to run")
     if command.kind == "c":
         code = os.fsencode(command.what)
         return Source("the code of -c", code, _search_path("", foreign=foreign))
@@ -393,7 +393,7 @@ def _module(name: str, *, foreign: bool) -> Source:
     if found is not None and found.below:
         found = find_module("__main__", found.below)
     if found is None or found.origin is None:
-        raise NoSource(f"no source found for -m {name} here")
+        raise SourceUnavailable(f"no source found for -m {name} here")
     return Source(f"-m {name}", _read(found.origin), places)
 
 
@@ -404,7 +404,7 @@ def _module_of_function(function: Callable[..., Any]) -> Source:
     home = str(getattr(function, "__module__", None))
     path = getattr(sys.modules.get(home), "__file__", None)
     if path is None:
-        raise NoSource(f"the function's module {home} has no file")
+        raise SourceUnavailable(f"the function's module {home} has no file")
     return Source(f"module {home}", _read(path), path_entries(sys.path), as_main=False)
 
 
@@ -419,12 +419,14 @@ def _search_path(first: str, *, foreign: bool) -> list[PathEntry]:
 def _read(path: str) -> bytes:
     # A pipe can be read only once, by the worker.
     if not os.path.isfile(path):
-        raise NoSource(f"{path} is {'a directory' if os.path.isdir(path) else 'not a file'}")
+        raise SourceUnavailable(
+            f"{path} is {'a directory' if os.path.isdir(path) else 'not a file'}"
+        )
     try:
         with open(path, "rb") as file:
             text = file.read(SOURCE_BYTES_MAX + 1)
     except OSError as problem:
-        raise NoSource(f"cannot read {path}: {problem.strerror}") from None
+        raise SourceUnavailable(f"cannot read {path}: {problem.strerror}") from None
     if len(text) > SOURCE_BYTES_MAX:
-        raise NoSource(f"{path} is larger than {SOURCE_BYTES_MAX >> 20} MiB")
+        raise SourceUnavailable(f"{path} is larger than {SOURCE_BYTES_MAX >> 20} MiB")
     return text

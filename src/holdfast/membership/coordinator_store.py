@@ -110,7 +110,7 @@ def _fail(answer: Future[StoreResult], error: Exception) -> None:
         answer.set_exception(error)
 
 
-class CallsStore(Protocol):
+class StoreCallSender(Protocol):
     """Sends the calls of a `CoordinatorStore`; a `CoordinatorMembership` implements it."""
 
     run_id: str
@@ -133,7 +133,7 @@ class CoordinatorStore:
     """
 
     def __init__(
-        self, connection: CallsStore, scope: str, timeout_s: float = DEFAULT_TIMEOUT_S
+        self, connection: StoreCallSender, scope: str, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> None:
         self._connection = connection
         self._scope = scope

@@ -55,7 +55,7 @@ from holdfast.net import listening
 from holdfast.net.agent_port import OFF, AgentPort, ControlCredentials, open_agent_port
 from holdfast.net.deadline_timer import DeadlineTimer
 from holdfast.net.endpoints import format_endpoint
-from holdfast.net.presence import PresenceWatcher, Sight
+from holdfast.net.presence import PresenceObservation, PresenceWatcher
 from holdfast.wire.messages import NodeReport, StoreCall
 
 if TYPE_CHECKING:
@@ -81,12 +81,13 @@ CALLS_PER_LEASE = 2.5
 """A call times out after the lease divided by this, because another endpoint may be faster."""
 
 _SIGHTS: dict[
-    Sight, type[PresenceConfirmed | PresenceClosed | PresenceRefused | PresenceInconclusive]
+    PresenceObservation,
+    type[PresenceConfirmed | PresenceClosed | PresenceRefused | PresenceInconclusive],
 ] = {
-    Sight.SEEN: PresenceConfirmed,
-    Sight.CLOSED: PresenceClosed,
-    Sight.REFUSED: PresenceRefused,
-    Sight.UNKNOWN: PresenceInconclusive,
+    PresenceObservation.SEEN: PresenceConfirmed,
+    PresenceObservation.CLOSED: PresenceClosed,
+    PresenceObservation.REFUSED: PresenceRefused,
+    PresenceObservation.UNKNOWN: PresenceInconclusive,
 }
 
 
@@ -398,9 +399,9 @@ class EtcdConnector:
         """Watch another agent's presence until it ends or is dropped."""
         where = format_endpoint(presence.address, presence.port)
 
-        def report(sight: Sight) -> None:
+        def report(sight: PresenceObservation) -> None:
             console.debug(f"the agent at {where}: {sight.value}")
-            if sight is not Sight.SEEN:
+            if sight is not PresenceObservation.SEEN:
                 self._presences.pop(number, None)
             self._handle(_SIGHTS[sight](number), cause)
 

@@ -4,7 +4,7 @@ The client sends `PRESENCE_REQUEST`. The agent responds with one line, an id tha
 and neither sends anything else. The connection stays open until one of the two processes exits: the
 kernel then closes it. A stranger who connects learns only the id.
 
-`PresenceWatcher` reports each change of a connection as a `Sight`, and `core.etcd.witness` evaluates it.
+`PresenceWatcher` reports each change of a connection as a `PresenceObservation`, and `core.etcd.witness` evaluates it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CONNECT_S = 2.0
 RESOLVING_MAX = 16  # Concurrent name lookups: each takes a thread.
 
 
-class Sight(Enum):
+class PresenceObservation(Enum):
     """An observation of a process over a connection."""
 
     SEEN = "seen"
@@ -47,9 +47,9 @@ class PresenceWatcher:
         self._resolving = asyncio.Semaphore(RESOLVING_MAX)
 
     async def watch(
-        self, address: str, port: int, wanted: str, report: Callable[[Sight], None]
+        self, address: str, port: int, wanted: str, report: Callable[[PresenceObservation], None]
     ) -> None:
-        """Connect, and report `SEEN` at most once, then one other `Sight`."""
+        """Connect, and report `SEEN` at most once, then one other `PresenceObservation`."""
         try:
             async with asyncio.timeout(CONNECT_S):
                 async with self._resolving:
@@ -58,34 +58,40 @@ class PresenceWatcher:
                     found, CONNECT_S, addresses.keep_alive
                 )
         except ConnectionRefusedError:
-            report(Sight.REFUSED)
+            report(PresenceObservation.REFUSED)
         except OSError as problem:
             # The port may close just after the kernel accepted the connection.
             is_closed = problem.errno in (errno.ECONNRESET, errno.ENOTCONN)
-            report(Sight.CLOSED if is_closed else Sight.UNKNOWN)
+            report(PresenceObservation.CLOSED if is_closed else PresenceObservation.UNKNOWN)
         else:
             with contextlib.closing(connection):
                 last = await _watch(connection, wanted.encode() + b"\n", report)
             report(last)
 
 
-async def _watch(connection: socket.socket, line: bytes, report: Callable[[Sight], None]) -> Sight:
+async def _watch(
+    connection: socket.socket, line: bytes, report: Callable[[PresenceObservation], None]
+) -> PresenceObservation:
     try:
         await asyncio.get_running_loop().sock_sendall(connection, PRESENCE_REQUEST)
         received = b""
         while len(received) < len(line):
             some = await _receive(connection, len(line) - len(received))
             if not some:
-                return Sight.CLOSED
+                return PresenceObservation.CLOSED
             received += some
         if received != line:
-            return Sight.UNKNOWN
-        report(Sight.SEEN)
-        return Sight.CLOSED if not await _receive(connection, 1) else Sight.UNKNOWN
+            return PresenceObservation.UNKNOWN
+        report(PresenceObservation.SEEN)
+        return (
+            PresenceObservation.CLOSED
+            if not await _receive(connection, 1)
+            else PresenceObservation.UNKNOWN
+        )
     except (ConnectionResetError, BrokenPipeError):
-        return Sight.CLOSED
+        return PresenceObservation.CLOSED
     except OSError:
-        return Sight.UNKNOWN
+        return PresenceObservation.UNKNOWN
 
 
 async def _receive(connection: socket.socket, size: int) -> bytes:

@@ -167,9 +167,9 @@ class SignalWatch:
             os.write(self._write, b"\0")
         return one
 
-    def raising(self) -> Raising:
+    def raising(self) -> RaiseOnSignal:
         """Let a signal raise `SignalException`, which interrupts a user's handler or store."""
-        return Raising(self)
+        return RaiseOnSignal(self)
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
         if self.raises:
@@ -187,7 +187,7 @@ class SignalWatch:
         raise SignalException(f"agent {os.getpid()} received {describe_signal(one)}", one)
 
 
-class Raising:
+class RaiseOnSignal:
     """While entered, signals of a watch raise."""
 
     def __init__(self, watch: SignalWatch) -> None:

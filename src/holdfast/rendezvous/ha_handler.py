@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def create_ha_handler(params: RendezvousParameters) -> MembershipHandler:
     """Return the handler of `--rdzv-backend ha`, which is `--ha`."""
     cluster = OwnCluster(cluster_list_of(params))
-    settings = cluster.machines.client_settings(cluster.certificates.guard)
+    settings = cluster.machines.client_settings(cluster.certificates.certificate_files)
     return MembershipHandler(EtcdAccess(params, settings, cluster))
 
 

@@ -14,7 +14,7 @@ Differences from PyTorch's server:
   client takes it first: a blocking pop always finds a value. A client that never pops would hold its value
   forever, so the caller ends old reservations ("promises") from time to time.
 - Cancelling costs only as much as the wait itself.
-- Clients can have a `Share`, so that the clients of one share cannot fill the space. A value counts against
+- Clients can have a `ClientShare`, so that the clients of one share cannot fill the space. A value counts against
   the share of the client that wrote it, until a client of another share overwrites it or it is deleted.
 """
 
@@ -49,7 +49,7 @@ class StoreFull(RequestRejected):
         super().__init__(f"the store is full: it holds {bytes_max} bytes at most")
 
 
-class Share:
+class ClientShare:
     """The part of a store that some clients may use, and how much of it they use.
 
     The caller counts their `connections`, and the bytes `buffered` for them.
@@ -74,7 +74,7 @@ class Share:
 class ShareUsedUp(RequestRejected):
     """The clients of this share have used it up; the store may still have room."""
 
-    def __init__(self, share: Share) -> None:
+    def __init__(self, share: ClientShare) -> None:
         super().__init__(f"the store holds {share.bytes_max} bytes for {share.whose} at most")
 
 
@@ -84,7 +84,7 @@ class _MultiKeyWait:
     __slots__ = ("bytes", "client", "keys", "missing", "share")
 
     def __init__(
-        self, client: int, keys: frozenset[bytes], missing: int, share: Share | None
+        self, client: int, keys: frozenset[bytes], missing: int, share: ClientShare | None
     ) -> None:
         self.client = client
         self.keys = keys
@@ -111,13 +111,13 @@ class KeySpace:
         """The clients whose wait has ended. The caller empties it."""
         self.bytes_held = 0
         self.bytes_max = bytes_max
-        self.share: Share | None = None
+        self.share: ClientShare | None = None
         """The share that the next calls count against; None for the store as a whole."""
         self._values: dict[bytes, bytes | bytearray] = {}
         # The share of a value, and its size there.
-        self._shares: dict[bytes, tuple[Share, int]] = {}
+        self._shares: dict[bytes, tuple[ClientShare, int]] = {}
         # No queue is empty. A queued value counts against its share as if it were alone in its queue.
-        self._queues: dict[bytes, deque[tuple[bytes, Share | None]]] = {}
+        self._queues: dict[bytes, deque[tuple[bytes, ClientShare | None]]] = {}
         # For each waiting client: one key, several keys, or a barrier.
         self._waits: dict[int, bytes | _MultiKeyWait | _Barrier] = {}
         self._single: dict[bytes, dict[int, None]] = {}

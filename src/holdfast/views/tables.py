@@ -12,7 +12,7 @@ from holdfast.views.terminal_text import TerminalText
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.wire.messages import EventRecord, Here, JobSummary, LogLines, NodeSummary
+    from holdfast.wire.messages import AgentIdentity, EventRecord, JobSummary, LogLines, NodeSummary
 
 HISTORY_SHOWN = 5
 UNREACHED_SHOWN = 10
@@ -72,7 +72,7 @@ def job_row(job: JobSummary) -> dict[str, Any]:
     }
 
 
-def local_job_row(agents: Sequence[Here]) -> dict[str, Any]:
+def local_job_row(agents: Sequence[AgentIdentity]) -> dict[str, Any]:
     """Return the row of `ps` for a job that has agents on this machine."""
     first = max(agents, key=lambda one: (one.generation, one.workers))  # The others may stand by.
     return {
@@ -87,7 +87,7 @@ def local_job_row(agents: Sequence[Here]) -> dict[str, Any]:
     }
 
 
-def agent_row(agent: Here) -> dict[str, Any]:
+def agent_row(agent: AgentIdentity) -> dict[str, Any]:
     """Return the row of `ps --agents` for an agent on this machine."""
     return {
         "job": agent.run_id,

@@ -13,7 +13,7 @@ A control client sends a `Query`; its body, and those of the replies, are struct
 ===========  ====================  ============================================================
 what         body                  replies
 ===========  ====================  ============================================================
-`here`       none                  one `Here`; only at an agent's own socket
+`here`       none                  one `AgentIdentity`; only at an agent's own socket
 `status`     `StatusQuery`         one `JobSummaries`, once the nodes have reported
 `act`        `Request`             one: accepted, or refused with the reason
 `events`     `EventsQuery`         `Events`: the recent ones, then each new one
@@ -22,7 +22,7 @@ what         body                  replies
 `history`    none                  `control.history.NodeHistory`, some generations in each
 `report`     none                  one `NodeReport`
 `contacts`   none                  `Contacts`; only at an agent's own socket
-`more`       `More`                none: the stream with that id may send `size` more bytes. For size 0, the
+`more`       `StreamCredit`                none: the stream with that id may send `size` more bytes. For size 0, the
                                    stream of a node sends an empty reply if it is open
 `cancel`     none                  none: ends the query with that id
 ===========  ====================  ============================================================
@@ -473,7 +473,7 @@ def printable_summary(job: JobSummary) -> JobSummary:
 # The bodies of queries and replies.
 
 
-class Here(msgspec.Struct, frozen=True, kw_only=True):
+class AgentIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """The agent at a socket, and its job."""
 
     run_id: Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)] = ""
@@ -587,7 +587,7 @@ class Stacks(msgspec.Struct, frozen=True, kw_only=True):
     workers: Annotated[list[WorkerStacks], Meta(max_length=limits.WORKERS_REPORTED_MAX)] = []
 
 
-class More(msgspec.Struct, frozen=True, kw_only=True):
+class StreamCredit(msgspec.Struct, frozen=True, kw_only=True):
     """Allows a stream to send this many more bytes."""
 
     size: Annotated[int, Meta(ge=0, le=WINDOW_BYTES)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.control.discovery import Directory, open_job
+from holdfast.control.discovery import AgentDirectory, open_job
 from holdfast.control.job_client import (
     ControlProblem,
     JobNotFound,
@@ -89,11 +89,11 @@ class Node:
             asker.send(Reply(id=message.id, body=body))
             return
         how = "reads" if asker.read_only else "may act"
-        here = messages.Here(run_id=RUN_ID, state=how)
+        here = messages.AgentIdentity(run_id=RUN_ID, state=how)
         asker.send(Reply(id=message.id, body=messages.pack(here)))
 
 
-class Listed(Directory):
+class Listed(AgentDirectory):
     """A job with the given agents: the node and port of each."""
 
     where = "nowhere"
@@ -128,7 +128,9 @@ class Port:
     async def asked_by(self, access: ControlCredentials) -> str:
         connection = await self.asker(access)
         try:
-            return unpacked(messages.Here, (await connection.query(messages.HERE)).body).state
+            return unpacked(
+                messages.AgentIdentity, (await connection.query(messages.HERE)).body
+            ).state
         finally:
             connection.close()
 

@@ -123,7 +123,7 @@ async def test_reader_of_logs_makes_room_for_more_once_half_is_read() -> None:
     await anext(logs)
     [_, more] = agent.sent
     assert (more.id, more.what) == (query.id, messages.MORE)
-    assert messages.unpack(messages.More, more.body).size == room // 2
+    assert messages.unpack(messages.StreamCredit, more.body).size == room // 2
     await logs.aclose()  # type: ignore[attr-defined]
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.core.blame import Suspect, Trace, blame
+from holdfast.core.blame import FailureTrace, Suspect, blame
 
 MS = 1_000_000
 KILLED, OWN, SILENT, PEER, STOPPED = (
-    Trace.KILLED,
-    Trace.OWN,
-    Trace.SILENT,
-    Trace.PEER,
-    Trace.STOPPED,
+    FailureTrace.KILLED,
+    FailureTrace.OWN,
+    FailureTrace.SILENT,
+    FailureTrace.PEER,
+    FailureTrace.STOPPED,
 )
-Case = tuple[Trace, int, int, bool]  # Trace, time of the traceback or 0, exit time, if stopped.
+Case = tuple[
+    FailureTrace, int, int, bool
+]  # Trace, time of the traceback or 0, exit time, if stopped.
 
 CASES: dict[str, tuple[list[Case], list[int]]] = {
     "a single failure": ([(SILENT, 0, 5, False)], [0]),

@@ -103,8 +103,8 @@ def test_incomplete_set_of_certificates_is_refused() -> None:
 
 def test_certificates_are_not_on_disk_and_are_removed_on_close() -> None:
     certificates = Certificates(cluster_list(parse_machines("node0"), "job", environ=TOKEN))
-    assert certificates.guard is not None
-    path = Path(certificates.guard.key)
+    assert certificates.certificate_files is not None
+    path = Path(certificates.certificate_files.key)
     assert b"PRIVATE KEY" in path.read_bytes()
     assert "memfd:" in os.readlink(path)
     assert certificates.client_context() is not None

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from holdfast.core.etcd.calls import Problem, ProblemKind
 from holdfast.etcd.async_client import CONNECT_S, LEADERLESS_PAUSE_S, Attempts
-from holdfast.etcd.json_gateway import GatewayRefusal, Handling
+from holdfast.etcd.json_gateway import GatewayRefusal, Reaction
 
 AWAY = Problem(ProblemKind.UNREACHABLE, "connection refused")
 DENIED = Problem(ProblemKind.DENIED, "its certificate is not trusted")
-NO_LEADER = GatewayRefusal(Problem(ProblemKind.UNREACHABLE, "no leader"), Handling.ELSEWHERE)
-TIMED_OUT = GatewayRefusal(Problem(ProblemKind.UNREACHABLE, "request timed out"), Handling.UNSURE)
-STALE = GatewayRefusal(Problem(ProblemKind.DENIED, "invalid auth token"), Handling.RENEW_TOKEN)
+NO_LEADER = GatewayRefusal(Problem(ProblemKind.UNREACHABLE, "no leader"), Reaction.ELSEWHERE)
+TIMED_OUT = GatewayRefusal(Problem(ProblemKind.UNREACHABLE, "request timed out"), Reaction.UNSURE)
+STALE = GatewayRefusal(Problem(ProblemKind.DENIED, "invalid auth token"), Reaction.RENEW_TOKEN)
 TOO_LARGE = GatewayRefusal(Problem(ProblemKind.REFUSED, "request is too large"))
 
 

@@ -29,11 +29,11 @@ from holdfast.core.etcd.calls import (
     TxnDone,
 )
 from holdfast.etcd import json_gateway
-from holdfast.etcd.json_gateway import NO_GATEWAY, TLS_ONLY, GatewayRefusal, Handling, WatchEvents
+from holdfast.etcd.json_gateway import NO_GATEWAY, TLS_ONLY, GatewayRefusal, Reaction, WatchEvents
 
 HUGE = 2**62 + 1  # Some JSON parsers lose precision at this size.
 HEADER = {"cluster_id": "1", "revision": "7", "raft_term": "2"}
-K, H = ProblemKind, Handling
+K, H = ProblemKind, Reaction
 
 
 def b64(data: bytes) -> str:
@@ -216,7 +216,7 @@ def test_lines_of_a_watch_are_decoded() -> None:
     ],
 )
 def test_ends_of_a_watch_become_problems(
-    result: dict[str, object], kind: ProblemKind, handling: Handling
+    result: dict[str, object], kind: ProblemKind, handling: Reaction
 ) -> None:
     refusal = line(canceled=True, **result)
     assert isinstance(refusal, GatewayRefusal)
@@ -250,7 +250,7 @@ def test_ends_of_a_watch_become_problems(
     ],
 )
 def test_errors_of_etcd_are_classified(
-    status: int, text: str, code: int, kind: ProblemKind, handling: Handling
+    status: int, text: str, code: int, kind: ProblemKind, handling: Reaction
 ) -> None:
     body = json.dumps({"error": text, "code": code, "message": text}).encode()
     refusal = json_gateway.decode_refusal(status, body)
@@ -282,7 +282,7 @@ def test_error_messages_are_one_line_without_prefixes() -> None:
     ],
 )
 def test_responses_of_other_servers_are_classified(
-    status: int, body: bytes, kind: ProblemKind, handling: Handling, why: str
+    status: int, body: bytes, kind: ProblemKind, handling: Reaction, why: str
 ) -> None:
     refusal = json_gateway.decode_refusal(status, body)
     assert (refusal.problem.kind, refusal.handling) == (kind, handling)

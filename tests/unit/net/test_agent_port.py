@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from holdfast.net import agent_port, presence
 from holdfast.net import listening as listening_sockets
 from holdfast.net.agent_port import OFF, ON, AgentPort, ControlCredentials
-from holdfast.net.presence import PRESENCE_REQUEST, PresenceWatcher, Sight
+from holdfast.net.presence import PRESENCE_REQUEST, PresenceObservation, PresenceWatcher
 from in_loop import in_loop
 from real_jobs import PATIENCE_S
 
@@ -26,12 +26,12 @@ class Watcher:
     """Watches one presence and records what it sees."""
 
     def __init__(self, port: int, wanted: str) -> None:
-        self._seen: asyncio.Queue[Sight] = asyncio.Queue()
+        self._seen: asyncio.Queue[PresenceObservation] = asyncio.Queue()
         self.task = asyncio.create_task(
             PresenceWatcher().watch(HERE, port, wanted, self._seen.put_nowait)
         )
 
-    async def next(self) -> Sight:
+    async def next(self) -> PresenceObservation:
         return await asyncio.wait_for(self._seen.get(), PATIENCE_S)
 
 
@@ -48,10 +48,10 @@ async def test_presence_is_seen_until_the_port_closes_and_then_refused() -> None
     port = opened()
     number = port.number
     watcher = Watcher(number, port.presence_id)
-    assert await watcher.next() is Sight.SEEN
+    assert await watcher.next() is PresenceObservation.SEEN
     port.close()
-    assert await watcher.next() is Sight.CLOSED
-    assert await Watcher(number, port.presence_id).next() is Sight.REFUSED
+    assert await watcher.next() is PresenceObservation.CLOSED
+    assert await Watcher(number, port.presence_id).next() is PresenceObservation.REFUSED
 
 
 @in_loop
@@ -59,13 +59,13 @@ async def test_another_process_at_the_port_is_unknown() -> None:
     port = opened()
     try:
         other = port.presence_id[::-1]
-        assert await Watcher(port.number, other).next() is Sight.UNKNOWN
+        assert await Watcher(port.number, other).next() is PresenceObservation.UNKNOWN
         with listening() as silent:
             watcher = Watcher(silent.getsockname()[1], port.presence_id)
             accepted, _ = await asyncio.to_thread(silent.accept)
             with accepted:
                 accepted.sendall(port.presence_id.encode()[:5])
-            assert await watcher.next() is Sight.CLOSED
+            assert await watcher.next() is PresenceObservation.CLOSED
     finally:
         port.close()
 
@@ -79,7 +79,7 @@ async def test_unresponsive_host_is_unknown(monkeypatch: pytest.MonkeyPatch) -> 
         with socket.create_connection(where), socket.socket() as second:
             second.settimeout(0)
             second.connect_ex(where)
-            assert await Watcher(where[1], "0" * 32).next() is Sight.UNKNOWN
+            assert await Watcher(where[1], "0" * 32).next() is PresenceObservation.UNKNOWN
 
 
 @in_loop
@@ -95,7 +95,7 @@ async def test_port_that_closes_during_a_connect_is_closed_or_refused(
         closing = asyncio.create_task(asyncio.to_thread(close_after, listener, delay_s))
         seen = await Watcher(number, "0" * 32).next()
         await closing
-        assert seen in (Sight.CLOSED, Sight.REFUSED)
+        assert seen in (PresenceObservation.CLOSED, PresenceObservation.REFUSED)
 
 
 def close_after(listener: socket.socket, delay_s: float) -> None:
@@ -114,13 +114,13 @@ async def test_watchers_are_limited_and_may_not_send(
         writer.write(PRESENCE_REQUEST)
         assert await reader.readline() == port.presence_id.encode() + b"\n"
         watcher = Watcher(port.number, port.presence_id)
-        assert await watcher.next() is Sight.SEEN
-        assert await Watcher(port.number, port.presence_id).next() is Sight.CLOSED
+        assert await watcher.next() is PresenceObservation.SEEN
+        assert await Watcher(port.number, port.presence_id).next() is PresenceObservation.CLOSED
         writer.write(b"more")
         with suppress(ConnectionResetError):
             assert await reader.read() == b""
         writer.close()
-        assert await Watcher(port.number, port.presence_id).next() is Sight.SEEN
+        assert await Watcher(port.number, port.presence_id).next() is PresenceObservation.SEEN
         assert watcher.task.done() is False
     finally:
         port.close()
@@ -166,7 +166,7 @@ async def test_disabled_services_are_not_served() -> None:
         port.close()
     port = opened(control=ON, shows_presence=False)
     try:
-        assert await Watcher(port.number, "0" * 32).next() is Sight.CLOSED
+        assert await Watcher(port.number, "0" * 32).next() is PresenceObservation.CLOSED
     finally:
         port.close()
 
@@ -180,7 +180,7 @@ async def test_silent_connections_do_not_keep_a_watcher_out(
     port = opened()
     silent = [await asyncio.open_connection(HERE, port.number) for _ in range(8)]
     try:
-        assert await Watcher(port.number, port.presence_id).next() is Sight.SEEN
+        assert await Watcher(port.number, port.presence_id).next() is PresenceObservation.SEEN
         assert len(port._undecided.since) <= 2
     finally:
         port.close()

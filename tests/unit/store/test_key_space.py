@@ -10,9 +10,9 @@ import pytest
 from holdfast.store.key_space import (
     APPENDED_BYTES_MAX,
     ENTRY_BYTES,
+    ClientShare,
     KeySpace,
     RequestRejected,
-    Share,
     ShareUsedUp,
 )
 
@@ -257,7 +257,7 @@ def fill(space: KeySpace, way: str, name: bytes, size: int) -> None:
     ["set", "multi_set", "append", "append to another's", "push", "push to another's", "wait"],
 )
 def test_share_limits_its_clients(way: str) -> None:
-    space, share = KeySpace(100_000), Share("they", 100_000, 4)
+    space, share = KeySpace(100_000), ClientShare("they", 100_000, 4)
     space.set(b"another's", b"")
     space.push(b"another's queue", b"")
     space.share = share
@@ -275,7 +275,7 @@ def test_share_limits_its_clients(way: str) -> None:
 
 
 def test_deleted_values_no_longer_count_against_a_share() -> None:
-    space, share = KeySpace(), Share("they", 1 << 20, 1)
+    space, share = KeySpace(), ClientShare("they", 1 << 20, 1)
     for _ in range(2):
         space.share = share
         space.set(b"deleted", b"value")
@@ -303,7 +303,7 @@ def test_deleted_values_no_longer_count_against_a_share() -> None:
 
 
 def test_smaller_value_frees_space_in_a_full_share() -> None:
-    space, share = KeySpace(), Share("they", 2000, 1)
+    space, share = KeySpace(), ClientShare("they", 2000, 1)
     space.share = share
     space.set(b"key", bytes(1800))
     with pytest.raises(ShareUsedUp):

@@ -21,7 +21,7 @@ from holdfast.views.dashboard.watched_job import WatchedJob
 from holdfast.views.report import html, records
 from holdfast.views.report.model import describe
 from holdfast.views.top import columns
-from holdfast.wire.messages import Here, JobSummary, NodeReport, NodeSummary
+from holdfast.wire.messages import AgentIdentity, JobSummary, NodeReport, NodeSummary
 from in_loop import in_loop
 from timelines import Timeline, one_restart
 
@@ -154,7 +154,7 @@ async def test_no_view_shows_a_goodput_or_a_generation_before_workers_were_start
     assert not {"goodput_ratio", "generation"} & views.pages[0].keys()
     assert "generation -, goodput -" in views.status
     assert tables.job_row(views.summary)["generation"] is None
-    here = Here(run_id="job", generation=-1)
+    here = AgentIdentity(run_id="job", generation=-1)
     assert {
         row["generation"] for row in (tables.agent_row(here), tables.local_job_row([here]))
     } == {None}

@@ -15,7 +15,7 @@ from holdfast.views import tables
 from holdfast.views.top import app as app_module
 from holdfast.views.top import columns
 from holdfast.views.top.app import Top
-from holdfast.views.top.screens import Question, shown
+from holdfast.views.top.screens import ConfirmScreen, shown
 from holdfast.views.top.table import Table, TextView
 from holdfast.wire.messages import EventKind, EventRecord, LogLines
 from in_loop import in_loop
@@ -186,7 +186,7 @@ async def test_request_needs_a_confirmation() -> None:
     client: FakeClient = feed_of(app).client
 
     def asking() -> bool:
-        return isinstance(app.screen, Question)
+        return isinstance(app.screen, ConfirmScreen)
 
     async with app.run_test(size=SMALL) as pilot:
         await settled(pilot)

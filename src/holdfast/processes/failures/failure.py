@@ -14,7 +14,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.blame import Blame, Suspect, Trace, blame
+from holdfast.core.blame import Blame, FailureTrace, Suspect, blame
 from holdfast.lazy_dataclass import keyword_field, lazy_dataclass, post_init_field
 from holdfast.processes import signals
 from holdfast.processes.failures import peer_blame, tracebacks
@@ -163,26 +163,26 @@ class ProcessFailure:
         """Return whether a signal ended the worker before it could report a reason."""
         return self.signal_name() in _SUDDEN and not self.recorded_ns
 
-    def trace(self) -> Trace:
+    def trace(self) -> FailureTrace:
         """Return which kind of reason the failure shows."""
         if self.died_suddenly() and not self.stopped:
             aborted = self.signal_name() == "SIGABRT"
             by_peer = aborted and peer_blame.abort_blames_peer(self.stderr_tail)
-            return Trace.PEER if by_peer else Trace.KILLED
+            return FailureTrace.PEER if by_peer else FailureTrace.KILLED
         if self.detail:
-            return Trace.OWN  # The agent knows why.
+            return FailureTrace.OWN  # The agent knows why.
         traceback = self.traceback_text()
         reason = peer_blame.first_exception(traceback) if traceback else self.recorded_message()
         if reason:
-            return Trace.PEER if peer_blame.blames_peer(reason) else Trace.OWN
+            return FailureTrace.PEER if peer_blame.blames_peer(reason) else FailureTrace.OWN
         if self.stopped:
-            return Trace.STOPPED
+            return FailureTrace.STOPPED
         by_peer = self.signal_name() == "SIGPIPE" or peer_blame.tail_blames_peer(self.stderr_tail)
-        return Trace.PEER if by_peer else Trace.SILENT
+        return FailureTrace.PEER if by_peer else FailureTrace.SILENT
 
     def failed_by_itself(self) -> bool:
         """Return whether it may have failed for another reason than the stop of its group."""
-        return not self.consequence or self.trace() is not Trace.STOPPED
+        return not self.consequence or self.trace() is not FailureTrace.STOPPED
 
     def recorded_message(self) -> str:
         message: Any = self.error_file_data.get("message")

@@ -52,7 +52,7 @@ from holdfast.processes.logs.specs import WorkerStdio
 from holdfast.processes.poll import min_of, wait_for
 from holdfast.processes.procfs import is_stopped, state_of
 from holdfast.processes.signals import as_enum
-from holdfast.side_thread import Hung, SideThread
+from holdfast.side_thread import CallTimedOut, SideThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -772,7 +772,7 @@ class RunningGroup(ABC):
             return False
         if exited.detail or (exited.exitcode < 0 and -exited.exitcode not in SIGNALS_OF_A_PEER):
             return False
-        return self._failure(exited).trace() in (blame.Trace.PEER, blame.Trace.SILENT)
+        return self._failure(exited).trace() in (blame.FailureTrace.PEER, blame.FailureTrace.SILENT)
 
     def _failure(self, exited: WorkerExit) -> ProcessFailure:
         self._follow_if_written()
@@ -780,7 +780,7 @@ class RunningGroup(ABC):
             self._failure_reader = SideThread("holdfast-failures", READ_S_MAX)
         try:
             return self._failure_reader.call(self._read_failure, exited)
-        except Hung as problem:
+        except CallTimedOut as problem:
             failure = process_failure.failure_of(
                 exited, stop_began_ns=self._stop_began_ns, error_file=""
             )

@@ -102,7 +102,7 @@ class ZygoteProgram:
         else:
             sys.path[:] = path
         sys.argv = [what if kind == "script" else f"-{kind}"]
-        seen = Seen()
+        seen = ObservedState()
         for module in modules:
             self.send_event("importing", module)
             recorded = child.record_reads(module)
@@ -241,7 +241,7 @@ class ZygoteProgram:
 # What modules did at import.
 
 
-class Seen:
+class ObservedState:
     """The state of this process so far, so that each problem is reported once."""
 
     def __init__(self) -> None:

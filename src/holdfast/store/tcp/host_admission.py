@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.store.key_space import BYTES_MAX, Share
+from holdfast.store.key_space import BYTES_MAX, ClientShare
 from holdfast.store.tcp.embedded import HOSTS, OPEN
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ class HostAdmission:
 
     def __init__(self, access: HostAccess) -> None:
         self.access = access
-        self._attested: dict[bytes, Share] = {}
-        self._strangers = Share("hosts outside of this job", BYTES_MAX, STRANGERS_PART)
+        self._attested: dict[bytes, ClientShare] = {}
+        self._strangers = ClientShare("hosts outside of this job", BYTES_MAX, STRANGERS_PART)
         self._reported: set[bytes] = set()
 
     def is_served(self, host: bytes) -> bool:
@@ -45,15 +45,15 @@ class HostAdmission:
         """Whether an agent may still attest a host."""
         return self.access.mode == HOSTS and bool(self.access.key)
 
-    def share_of(self, host: bytes) -> Share | None:
+    def share_of(self, host: bytes) -> ClientShare | None:
         """Return the share of another host's clients, if the store serves them."""
         return self._attested.get(host, self._strangers if self.access.mode == OPEN else None)
 
-    def attest(self, host: bytes, name: str) -> Share:
+    def attest(self, host: bytes, name: str) -> ClientShare:
         """Serve a host from now on; return its share."""
         share = self._attested.get(host)
         if share is None:
-            share = self._attested[host] = Share(name, BYTES_MAX, HOST_PART)
+            share = self._attested[host] = ClientShare(name, BYTES_MAX, HOST_PART)
         return share
 
     def is_reported(self, host: bytes) -> bool:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from holdfast.store.key_space import Share
+    from holdfast.store.key_space import ClientShare
     from holdfast.store.tcp.embedded import HostAccess
 
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024
@@ -192,7 +192,7 @@ class StoreConnection:
     def __init__(self, number: int, peer: socket.socket, address: object) -> None:
         self.host = b""
         """The address of its host; empty for this host."""
-        self.share: Share | None = None
+        self.share: ClientShare | None = None
         self.greet: Callable[[StoreConnection], None] | None = None
         """Handles its data until the store accepts it as a client."""
         self.proof: store_proof.StoreProof | None = None
@@ -616,7 +616,7 @@ class ServingLoop:
                 self._half_open.add(mate, mate.host_name, now)
                 self._epoll.modify(mate.descriptor, _IN)
 
-    def _move_to_share(self, connection: StoreConnection, share: Share | None) -> None:
+    def _move_to_share(self, connection: StoreConnection, share: ClientShare | None) -> None:
         """Move a connection, and the bytes buffered for it, to another share."""
         for one, sign in ((connection.share, -1), (share, 1)):
             if one is not None:

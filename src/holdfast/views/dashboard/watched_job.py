@@ -1,6 +1,6 @@
 """The job of a dashboard: its state for browsers, and other requests to it.
 
-While a page is open, a `Feed` keeps a `LiveJob` up to date, and `Broadcast` sends it in sections. While
+While a page is open, a `JobFeed` keeps a `LiveJob` up to date, and `Broadcast` sends it in sections. While
 no page is open, the job receives no requests.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast import console
-from holdfast.control.job_feed import Feed
+from holdfast.control.job_feed import JobFeed
 from holdfast.control.job_logs import follow_logs, parse_ranks
 from holdfast.control.live_job import LiveJob
 from holdfast.control.stack_groups import grouped
@@ -84,7 +84,9 @@ class WatchedJob:
         """Follow the job while a page is open, until cancelled."""
         while True:
             await self.broadcast.is_wanted.wait()
-            feeding = asyncio.ensure_future(Feed(self._connect, self._model, self._changed).run())
+            feeding = asyncio.ensure_future(
+                JobFeed(self._connect, self._model, self._changed).run()
+            )
             idle = asyncio.ensure_future(self.broadcast.wait_until_idle(IDLE_S))
             try:
                 await asyncio.wait((feeding, idle), return_when=asyncio.FIRST_COMPLETED)

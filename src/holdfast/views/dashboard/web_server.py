@@ -99,7 +99,7 @@ class Refused(Exception):
         self.status, self.problem = status, problem
 
 
-class Gate:
+class SecurityMiddleware:
     """Checks requests, and adds the same headers to every response."""
 
     def __init__(self, app: ASGIApp, access: DashboardAccess) -> None:
@@ -165,7 +165,7 @@ class Dashboard:
                 if not name.endswith(".html")
             ),
         ]
-        self.app = Gate(Starlette(routes=routes), access)
+        self.app = SecurityMiddleware(Starlette(routes=routes), access)
 
     def _page(self, name: str) -> Callable[[Request], Awaitable[Response]]:
         return _file(os.path.join(PAGES, name))

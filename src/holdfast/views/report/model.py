@@ -157,7 +157,7 @@ class FailureEntry(Struct, kw_only=True):
     """The stacks of a worker that a watchdog killed."""
 
 
-class Cost(Struct, kw_only=True):
+class StageCost(Struct, kw_only=True):
     """The total time of one stage."""
 
     stage: Stage
@@ -165,7 +165,7 @@ class Cost(Struct, kw_only=True):
     share: float
 
 
-class Tail(Struct, kw_only=True):
+class OutputTail(Struct, kw_only=True):
     """The end of a worker's output, in a job without a recorded end."""
 
     rank: int
@@ -192,14 +192,14 @@ class Report(Struct, kw_only=True):
     max_restarts: int
     world_size: int
     """The number of workers of the last generation."""
-    costs: list[Cost]
+    costs: list[StageCost]
     spans: list[SpanEntry]
     generations: list[GenerationEntry]
     nodes: list[NodeEntry]
     node_spans: list[NodeSpan]
     failures: list[FailureEntry]
     progress: StepProgress | None
-    tails: list[Tail]
+    tails: list[OutputTail]
     environment: dict[str, str]
     notes: list[str]
     """What is missing, and how clocks were aligned."""
@@ -367,7 +367,9 @@ class _Description:
             max_restarts=run.max_restarts,
             world_size=self.generations[-1].world_size if self.generations else 0,
             costs=[
-                Cost(stage=stage, seconds=_round(took), share=_round(took / (self.end_s or 1.0)))
+                StageCost(
+                    stage=stage, seconds=_round(took), share=_round(took / (self.end_s or 1.0))
+                )
                 for stage, took in costs.items()
             ],
             spans=[_span(one) for one in _ends_of(self.spans, GENERATIONS_SHOWN * 8)],
@@ -555,9 +557,9 @@ class _Description:
         self.texts_left -= len(text)
         return text
 
-    def _tails(self) -> list[Tail]:
+    def _tails(self) -> list[OutputTail]:
         found = [
-            Tail(rank=rank, node=node.run.node, stream=stream, text=self._text(text))
+            OutputTail(rank=rank, node=node.run.node, stream=stream, text=self._text(text))
             for node in self.nodes
             for (rank, stream), text in node.tails.items()
         ]

@@ -138,7 +138,7 @@ _decode = msgspec.json.Decoder(Union[_LINES]).decode  # noqa: UP007
 class FinalReport(Struct):
     """The first failure in `failure.json`; it may have happened on another node."""
 
-    class First(Struct):
+    class FirstFailure(Struct):
         """The failure, and where it was."""
 
         rank: Integer
@@ -161,11 +161,11 @@ class FinalReport(Struct):
                 traceback=self.traceback, stderr_tail=self.stderr_tail,
             )  # fmt: skip
 
-    first: First
+    first: FirstFailure
     exit_status: int = 0
 
 
-class Details:
+class GenerationDetails:
     """The details of a generation on a node that its history does not contain."""
 
     def __init__(self, started: GenerationStarted) -> None:
@@ -185,7 +185,7 @@ class NodeRun:
         self._samples_max = max(SAMPLES_MIN, min(SAMPLES_MAX, SAMPLES_IN_ALL // ranks))
         self.history = History(generations_max=GENERATIONS_MAX)
         self.history.add(run)
-        self.details: dict[int, Details] = {}
+        self.details: dict[int, GenerationDetails] = {}
         """By generation, as in the history."""
         self.end: RunEnded | None = None
         self.last_at = run.at
@@ -218,7 +218,7 @@ class NodeRun:
         return max(self.last_at, self.run.at + self.last_output_wall - self.run.wall)
 
     @property
-    def last(self) -> Details | None:
+    def last(self) -> GenerationDetails | None:
         """The last generation."""
         return self.details[max(self.details)] if self.details else None
 
@@ -231,7 +231,7 @@ class NodeRun:
                 is_again = known is not None and known.started.at == event.at
                 if is_again or len(self.details) >= GENERATIONS_MAX:
                     return
-                self.details[event.generation] = Details(event)
+                self.details[event.generation] = GenerationDetails(event)
             case RunEnded():
                 self.end = event
             case _ if hasattr(event, "generation"):
@@ -241,7 +241,7 @@ class NodeRun:
                 self._add_details(details, event)
         self.history.add(event)
 
-    def _add_details(self, details: Details, event: LifecycleEvent) -> None:
+    def _add_details(self, details: GenerationDetails, event: LifecycleEvent) -> None:
         match event:
             case ProgressSampled():
                 for rank, step, at in event.steps:

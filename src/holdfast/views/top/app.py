@@ -264,7 +264,7 @@ class JobScreen(Screen[None]):
             self.action_logs()
         else:
             lines = IN_FULL[self.view](event.row).split(" · ")
-            self.app.push_screen(screens.Plain(self.view, lines))
+            self.app.push_screen(screens.RowScreen(self.view, lines))
 
     # Keys that change the view.
 
@@ -339,11 +339,13 @@ class JobScreen(Screen[None]):
             rank: int = self.table.selected.rank
             title = f"logs of rank {rank}, {node.node}"
             self.app.push_screen(
-                screens.Logs(title, lambda: job.node_of(rank), [rank], self._client)
+                screens.LogsScreen(title, lambda: job.node_of(rank), [rank], self._client)
             )
         else:
             name = node.node
-            self.app.push_screen(screens.Logs(f"logs of {name}", lambda: name, [], self._client))
+            self.app.push_screen(
+                screens.LogsScreen(f"logs of {name}", lambda: name, [], self._client)
+            )
 
     def action_stacks(self, every: bool = False) -> None:
         if every:
@@ -386,7 +388,7 @@ class JobScreen(Screen[None]):
                 self.run_worker(self._request(action, node, reason))
 
         self.app.push_screen(
-            screens.Question(title, consequence, action.value.capitalize()), answered
+            screens.ConfirmScreen(title, consequence, action.value.capitalize()), answered
         )
 
     async def _request(self, action: Action, node: str, reason: str) -> None:

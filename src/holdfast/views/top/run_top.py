@@ -6,7 +6,7 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING
 
-from holdfast.control.job_feed import Feed
+from holdfast.control.job_feed import JobFeed
 from holdfast.views.top.app import Top
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ async def run(client: JobClient, connect: Callable[[], Awaitable[JobClient]]) ->
     async def connection() -> JobClient:
         return first.pop() if first else await connect()
 
-    app = Top(lambda job, changed: Feed(connection, job, changed))
+    app = Top(lambda job, changed: JobFeed(connection, job, changed))
     loop = asyncio.get_running_loop()
     received: list[int] = []
 

@@ -63,21 +63,21 @@ HELP = """\
 """
 
 
-class Question(ModalScreen[str | None]):
-    """Asks before a change; the result is the reason, or None if the user declines."""
+class ConfirmScreen(ModalScreen[str | None]):
+    """Requests a confirmation of a change; the result is the reason, or None if the user declines."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,ctrl+c", "dismiss(None)", "no")]
     DEFAULT_CSS = """
-    Question { align: center middle; }
-    Question > Vertical {
+    ConfirmScreen { align: center middle; }
+    ConfirmScreen > Vertical {
         width: 64; max-width: 95%; height: auto; max-height: 95%;
         border: round $warning; background: $surface; padding: 0 2;
     }
-    Question Label { width: 100%; }
-    Question #what { text-style: bold; color: $warning; }
-    Question Input { margin: 1 0 0 0; border: tall $primary-muted; }
-    Question Horizontal { height: 3; align-horizontal: right; }
-    Question Button { margin-left: 2; }
+    ConfirmScreen Label { width: 100%; }
+    ConfirmScreen #what { text-style: bold; color: $warning; }
+    ConfirmScreen Input { margin: 1 0 0 0; border: tall $primary-muted; }
+    ConfirmScreen Horizontal { height: 3; align-horizontal: right; }
+    ConfirmScreen Button { margin-left: 2; }
     """
 
     def __init__(self, title: str, consequence: str, button: str) -> None:
@@ -195,7 +195,7 @@ class TextScreen(Screen[None]):
         self.view.move_to_found(-1)
 
 
-class Plain(TextScreen):
+class RowScreen(TextScreen):
     """A row in full, of any length."""
 
     def __init__(self, title: str, lines: Sequence[str]) -> None:
@@ -207,7 +207,7 @@ class Plain(TextScreen):
         self.view.add([(line, "") for line in self._given])
 
 
-class Logs(TextScreen):
+class LogsScreen(TextScreen):
     """The output of workers, as they write it."""
 
     FOLLOWS = True
