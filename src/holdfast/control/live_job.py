@@ -235,7 +235,7 @@ class LiveJob:
         self.updated_at: float | None = None
         self._job_ended = ""
         self._run_ends: dict[str, str] = {}
-        """How the runs of nodes ended; an agent that does not know its node's name is the only one."""
+        """How each node's run ended. An empty key is an agent without a node name, which is the job's only agent."""
         self._rank_rows: dict[tuple[str, int], RankRow] = {}
         self._samples: dict[tuple[str, int], _Samples] = {}
         self._parts: dict[int, dict[str, Generation]] = {}

@@ -2,8 +2,8 @@
 
 A machine that is cut off looks like one that failed, so only an operator decides that another machine takes
 over. A coordinator takes over at a later endpoint in the list, never at an earlier one
-(`core.coordinator_machine`). So an agent tries the endpoints from the last one at which it was connected. At a
-later endpoint only a coordinator that took over there responds.
+(`core.coordinator_machine`). So an agent tries only the endpoint of its last connection and later ones. A later
+endpoint responds only if a coordinator took over there.
 
 A coordinator probes the later endpoints before it starts and every `PROBE_S` after that. If another coordinator has
 taken over, because this one was cut off and an operator considered it dead, this one stops.
@@ -35,8 +35,9 @@ respond."""
 class EndpointList:
     """A `Connector` to the coordinator at one of several endpoints.
 
-    `floor` returns the first endpoint that may be tried. If this process may run the coordinator, `host` connects
-    to the first endpoint when that refuses connections and no other coordinator has taken over.
+    `floor` returns the first endpoint that may be tried. If the first endpoint
+    refuses connections and no other coordinator has taken over, `host` starts the coordinator in this process and
+    connects to it. Without `host`, this process may not run the coordinator.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class EndpointList:
         self._floor = floor
         self._host = host
         self.endpoint_index = 0
-        """The index of the last connection's endpoint, or of the first one that was tried."""
+        """The index of the last connection's endpoint; after a failed attempt, of the first endpoint tried."""
 
     @property
     def suspicion(self) -> str:

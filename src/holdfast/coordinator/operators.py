@@ -57,7 +57,7 @@ SUBSCRIPTIONS_MAX = 4_096
 SUBSCRIPTIONS_EACH_MAX = 16
 """The limit of one connection."""
 UNREAD_EVENTS_BYTES_MAX = 1024 * 1024
-"""A subscriber that leaves more of its events unread is dropped."""
+"""The coordinator drops a subscriber with more unread bytes than this."""
 WATCH_S = 10.0
 """How long nodes report after a status query; a client that watches repeats the query sooner."""
 REPORT_EVERY_S = 1.0
@@ -68,7 +68,7 @@ ATTACH_S = 5.0
 STATUS_WAITS_EACH_MAX = 16
 """Status queries of one connection that may wait for reports; further ones get a reply immediately."""
 RELAYS_MAX = 1_024
-"""Pending queries to nodes of one operator."""
+"""The pending queries to nodes that one operator may have."""
 
 
 class QueryServer(Protocol):
@@ -132,7 +132,7 @@ class Operators:
         self._seen: dict[str, int] = {}  # How many changes of each job have become events.
         # Each job's restarts and nodes at that time.
         self._condition: dict[str, tuple[int, int]] = {}
-        # Until when and since when a job is watched, and whether its nodes report their workers.
+        # By job: the end of the watch, the time of the last `Watch` message, and whether it covers workers.
         self._watched: dict[str, tuple[float, float, bool]] = {}
         self._reports: dict[JobNode, NodeReport] = {}
         self._outdated: set[JobNode] = set()
@@ -326,7 +326,7 @@ class Operators:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `sweep` is due more often than the sweep of connections."""
+        """Whether `sweep` must run more often than the sweep of connections."""
         return bool(self._watched or self._subscribers)
 
     # Requests.
@@ -387,7 +387,7 @@ class Operators:
         if follow and (
             len(self._subscribers) >= SUBSCRIPTIONS_MAX or own >= SUBSCRIPTIONS_EACH_MAX
         ):
-            why = f"the coordinator has {len(self._subscribers)} subscribers, {own} of them here"
+            why = f"the coordinator has {len(self._subscribers)} subscribers, {own} on this connection"
             self._refuse(peer, query.id, RequestRefusal.TOO_MANY, why)
             return
         for body in _reply_bodies([*self._kept.get(run_id, ())]):

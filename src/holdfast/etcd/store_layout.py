@@ -1,7 +1,7 @@
 """The keys in etcd that a store uses.
 
 Keys are stored unencoded, so any text is a valid key, and `etcdctl` shows readable keys. The unit separator, a
-control character (here `|`), ends the prefix, which cannot contain it. So the keys of two stores never
+control character (shown as `|` below), ends the prefix, which cannot contain it. So the keys of two stores never
 collide, even if one prefix begins with the other. Within a key that character is doubled.
 
 ```text

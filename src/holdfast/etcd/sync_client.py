@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class EtcdError(HoldfastError):
-    """etcd did not perform a request; `kind` shows the possible reactions."""
+    """etcd did not perform a request; `kind` determines how the caller can react."""
 
     exit_code = 78
 
@@ -279,7 +279,7 @@ class BlockingWatch:
             full = self._unread_count > UNREAD_MAX
             self._news.notify()
         if full:
-            why = f"more than {UNREAD_MAX} changes were not taken"
+            why = f"more than {UNREAD_MAX} changes are unread"
             self.ended(Problem(ProblemKind.UNREACHABLE, why))
 
     def ended(self, problem: Problem) -> None:

@@ -55,7 +55,7 @@ class Membership(Protocol):
     hosting: bool
     """Whether all other nodes depend on this process."""
     heartbeat: LoopHeartbeat
-    """By starting it, the agent's loop promises to call `take` regularly."""
+    """Once the agent's loop has started it, the loop must call `take` regularly."""
 
     @property
     def view(self) -> View | None:
@@ -103,7 +103,7 @@ class Membership(Protocol):
         """
 
     def rejoin(self, *, cause: str = "") -> int:
-        """Join again as another incarnation after this one was fenced; return its number."""
+        """Join again as a new incarnation after this one was fenced; return the new one's number."""
 
     def store(self, scope: str) -> RoundStore:
         """Return the store of this job's nodes; each scope has its own keys."""

@@ -1,9 +1,9 @@
 """TorchElastic's interface of a rendezvous, and the description of a round.
 
 The agent requests a round from a `RendezvousHandler`, and polls whether it must request another. A handler
-written for TorchElastic works here. Holdfast's backends have a `MembershipHandler` instead: a coordinator, an etcd
-leader, or rules applied to a shared state decide for all nodes, and the agent receives each decision over a
-`Membership`.
+written for TorchElastic works here. Holdfast's backends have a `MembershipHandler` instead: a coordinator or a leader
+on etcd decides for all nodes (on a `RendezvousBackend`, the node that writes the shared state), and each agent
+receives the decision over its `Membership`.
 """
 
 from __future__ import annotations
@@ -116,21 +116,21 @@ class RendezvousHandler(ABC):
         return True
 
     has_membership = False
-    """Whether the agent follows the views of a `Membership`: the handler is a `MembershipHandler`."""
+    """True for a `MembershipHandler`: the agent follows the views of its `Membership`."""
     defers_threads = False
-    """Whether the agent polls `store_alarm`. If so, the store may wait for its first client before it starts."""
+    """Whether the agent polls `store_alarm`. If so, the store may start its thread only at its first client."""
 
     @property
     def store_alarm(self) -> int:
-        """A descriptor that is readable when `take_store_failure` is due; -1 without one."""
+        """A descriptor that becomes readable when the agent must call `take_store_failure`; -1 if there is none."""
         return -1
 
     def take_store_failure(self) -> str:
-        """Return why the workers' store of this generation failed here, once; empty if it did not fail."""
+        """Return why this node's workers' store failed; empty if it did not, or if this was already returned."""
         return ""
 
     def serve_now(self) -> None:
-        """Serve the workers' store now: the agent does not poll `store_alarm`."""
+        """Start the store's thread now. An agent that does not poll `store_alarm` calls this."""
         self.defers_threads = False
 
     @abstractmethod

@@ -67,8 +67,9 @@ class PrefixStore:
         return int(self.underlying_store.queue_len(self._full(key)))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """Use the store's own barrier. Torch's `PrefixStore` builds one from several keys, so a caller
-        of one never meets a caller of the other.
+        """Use the store's own barrier.
+
+        Torch's `PrefixStore` builds a barrier from several keys, so the two do not work together.
         """
         self.underlying_store.barrier(self._full(key), world_size, *_given(timeout))
 

@@ -127,4 +127,4 @@ class Store(Protocol):
         """
 
     def has_extended_api(self) -> bool:
-        """Return whether there are `append`, `multi_get` and `multi_set`."""
+        """Return whether the store has `append`, `multi_get` and `multi_set`."""

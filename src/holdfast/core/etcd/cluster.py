@@ -36,11 +36,11 @@ If there are several proposals, it does not matter which one succeeds, nor wheth
 most one bootstrap can have a majority of the list.
 
 **Restart.** If etcd exits, it is restarted with its data, because the other members may need them. If it
-exits again soon, the machine backs off, longer each time. The machine drops the data and joins by rule 2
-once it has backed off for long and the others have a leader, and thus all committed entries; or once etcd
-has failed for `patience_s`. A member without a leader may find that a majority of the list has no data of its
-cluster, so the cluster can never decide again. After `patience_s` it drops its data, too; otherwise rule 4
-would block the others forever. By then the nodes of the lost cluster have stopped their workers.
+exits again soon, the machine backs off, longer each time. After a long backoff, if the others have a leader
+(and thus all committed entries), the machine drops its data and joins by rule 2. Once etcd has failed for
+`patience_s`, the machine does so in any case. A member without a leader may find that a majority of the list
+has no data of its cluster, so the cluster can never decide again. After `patience_s` it drops its data, too;
+otherwise rule 4 would block the others forever. By then the nodes of the lost cluster have stopped their workers.
 
 Use: follow the contract of `core.machine`. `ProbeMachines` leads to one `MachineProbed` per machine.
 """
@@ -60,14 +60,16 @@ if TYPE_CHECKING:
 PROBE_INTERVAL_S = 0.2
 """The interval of probes while a machine discovers the others."""
 SETTLE_S = 1.0
-"""How long a majority waits for the rest of the list, and each machine for an earlier one to propose."""
+"""How long a machine waits for the rest of the list once a majority is empty, and for each empty machine
+before it in the list to propose."""
 SERVING_PROBE_INTERVAL_S = 5.0
 """The interval of probes by a member that serves."""
 PROBE_VALID_S = 3.0
 """How long the result of a probe is used."""
 PROPOSE_S = 5.0
 BOOTSTRAP_S = 5.0
-"""A bootstrap is given up after one to two times this long. etcd elects a leader within two seconds."""
+"""A machine gives up a bootstrap after a random time between this and twice this. etcd elects a leader
+within two seconds."""
 JOIN_S = 30.0
 """How long an added member may take to catch up; the data are small."""
 BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
@@ -181,7 +183,7 @@ class EtcdReady(Event):
 
 
 class EtcdEnded(Event):
-    """The etcd process exited without a request."""
+    """The etcd process exited, although nothing had requested it."""
 
     why: str
 
@@ -208,7 +210,7 @@ MemberEvent = (
 
 
 class StartProbeServer(Effect):
-    """Respond to probes that this machine is empty, with this incarnation, until `StopProbeServer`."""
+    """Until `StopProbeServer`, answer probes with this incarnation, which shows that this machine is empty."""
 
     incarnation: int
 
@@ -318,7 +320,7 @@ class ClusterMember:
         self._probed_at = 0.0
         self._unanswered: set[str] = set()  # Machines that have yet to answer a probe or proposal.
         self._accepted: set[str] = set()
-        # Discovering: since when a majority is empty. Serving: since when this cluster has none.
+        # Discovering: since when a majority is empty. Serving: since when this cluster has lacked a majority.
         self._majority_since: float | None = None
         self._deadline: float | None = None  # The deadline of the current state.
         self._is_extended = False

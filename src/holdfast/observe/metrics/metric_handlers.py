@@ -111,7 +111,7 @@ def faults_of(handler: MetricHandler) -> HandlerFaults:
 
 
 def configure(handler: MetricHandler, group: str | None = None) -> None:
-    """Send the metrics of a group to a handler. Without `group`, this is for all groups that have no handler."""
+    """Send the metrics of a group to a handler. Without `group`, it serves all groups without their own."""
     _faulty.pop(id(handler), None)
     if group is None:
         _default[0] = handler

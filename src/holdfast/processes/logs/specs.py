@@ -169,7 +169,7 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def run_dir(self) -> str | None:
-        """The directory of this run, or None as long as no workers were started with one."""
+        """The directory of this run, or None if no workers have been started with one."""
         return self._run_dir
 
     @property
@@ -388,7 +388,7 @@ def _make_unique_dir(stem: str) -> str:
 
 
 def _owner_of(path: str) -> int:
-    """Return the owner of a directory; -1 if the path is not a directory, or a link."""
+    """Return the owner of a directory; -1 if the path is a link or not a directory."""
     try:
         return -1 if os.path.islink(path) or not os.path.isdir(path) else os.lstat(path).st_uid
     except OSError:
@@ -436,7 +436,8 @@ def _cannot_make(path: str, problem: OSError) -> NoReturn:
 
 # The part of a worker's standard error that the agent keeps for the report: a few hundred lines.
 TAIL_BYTES_MAX = 64 * 1024
-# How long a report waits, only once, for the rest of a worker's output: the console may be blocked.
+# How long a report waits for the rest of a worker's output. After one timeout it does not wait again: the
+# console may be blocked.
 CATCH_UP_S = 1.0
 STDIN, STDOUT, STDERR = 0, 1, 2
 
@@ -627,7 +628,7 @@ class WorkerStdio:
         return position, time.time_ns() - time.monotonic_ns() + arrival_ns if arrival_ns else 0
 
     def _open_stdin(self) -> int:
-        # If it is closed, descriptor 0 may now be another file of this process.
+        # If Python's stdin is closed, descriptor 0 may now be another file of this process.
         if sys.__stdin__ is not None and not sys.__stdin__.closed:
             try:
                 return os.dup(STDIN)

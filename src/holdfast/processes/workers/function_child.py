@@ -281,7 +281,7 @@ def main() -> None:
 
 
 def _show_without_own_frames(kind: type[BaseException], error: BaseException, tb: Any) -> None:
-    part = without_own_frames(tb and tb.tb_next) or tb  # Without the first `-c`.
+    part = without_own_frames(tb and tb.tb_next) or tb  # Without the frame of `-c`.
     sys.__excepthook__(kind, error.with_traceback(part), part)
 
 

@@ -169,7 +169,7 @@ def record_reads(module: str) -> Callable[[], None]:
 
 
 def watch_environment() -> None:
-    """Let only the first worker of the job warn, at its first start."""
+    """Watch for late settings, but only in rank 0 of generation 0: one warning per job is enough."""
     environ: Any = os.environ
     first = environ.get("RANK", "0") == "0" and environ.get("HOLDFAST_GENERATION", "0") == "0"
     if reads and first and type(environ) is os._Environ:
@@ -261,7 +261,7 @@ class CommandLine:
             self.start = int(fields[45])
             self.size = max(0, int(fields[46]) - self.start)
         except (OSError, IndexError, ValueError):
-            pass  # Not readable: keep it.
+            pass  # Not readable: `show` then changes nothing.
 
     def show(self, words: Iterable[str]) -> None:
         if self.start and self.size:
@@ -273,7 +273,7 @@ class CommandLine:
 
 
 def renew_multiprocessing() -> None:
-    """Correct the working directory of `multiprocessing`; its resource tracker is not our child."""
+    """Correct the working directory that `multiprocessing` recorded, and the tracker's pid: it is not our child."""
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.ORIGINAL_DIR = os.path.abspath(os.getcwd())
