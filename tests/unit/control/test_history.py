@@ -19,12 +19,14 @@ from holdfast.control.history import (
     Goodput,
     History,
     JobState,
+    NodeEnd,
     NodeState,
     NodeTime,
     RunEnd,
     Stage,
     end_of,
     goodput_of,
+    job_end,
     merge,
     restart_stages,
     spans_of,
@@ -187,6 +189,26 @@ def test_stop_has_the_request_that_caused_it_as_detail() -> None:
         history = history_of([starts(13.0, 0), *events, starts(21.0, 1)])
         first, second = history.generations.values()
         assert end_of(first, second) == ("regrouped", requested.what)
+
+
+@pytest.mark.parametrize(
+    ("ends", "job"),
+    [
+        ([], RunEnd.LOST),
+        ([NodeEnd(RunEnd.LOST, 0, 9.0), NodeEnd(RunEnd.LEFT, 1, 8.0)], RunEnd.STOPPED),
+        ([NodeEnd(RunEnd.LEFT, 0, 9.0), NodeEnd(RunEnd.LOST, 1, 8.0)], RunEnd.LOST),
+        ([NodeEnd(RunEnd.LEFT, 1, 5.0), NodeEnd(RunEnd.ERROR, 1, 9.0)], RunEnd.ERROR),
+        ([NodeEnd(RunEnd.LEFT, 1, 9.0), NodeEnd(RunEnd.ERROR, 1, 5.0)], RunEnd.STOPPED),
+        ([NodeEnd(RunEnd.LEFT, -1, 5.0), NodeEnd(RunEnd.STANDBY, -1, 9.0)], RunEnd.STOPPED),
+        ([NodeEnd(RunEnd.STANDBY, -1, 9.0)], RunEnd.STANDBY),
+        ([NodeEnd(RunEnd.STOPPED, 1, 5.0), NodeEnd(RunEnd.RUNNING, 1, 9.0)], RunEnd.STOPPED),
+        ([NodeEnd(RunEnd.ERROR, 1, 9.0), NodeEnd(RunEnd.RUNNING, 1, 5.0)], RunEnd.RUNNING),
+    ],
+)
+def test_job_ends_as_its_last_member_did_unless_an_end_applies_to_all(
+    ends: list[NodeEnd], job: RunEnd
+) -> None:
+    assert job_end(ends, 1) is job
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,8 @@ def test_new_job_of_the_same_name_starts_empty() -> None:
 
 def test_job_is_over_when_all_its_nodes_are() -> None:
     job = watched(3, nodes=2)
+    for kind in (EventKind.RUN_ENDED, EventKind.RUN_STARTED):
+        job.add_event(EventRecord(wall=1.0, source="node000", kind=kind))
     job.add_event(EventRecord(wall=1.0, source="node001", kind=EventKind.RUN_ENDED, text="left"))
     assert not job.is_over
     job.add_summary(4.0, summary(4.0, nodes=1))

@@ -222,7 +222,7 @@ def test_fences_distinguish_jobs_of_the_same_name() -> None:
 
 
 def test_runs_in_one_folder_are_grouped_by_job(tmp_path: Path) -> None:
-    """Two jobs share a run id, a third has another one; a standby has no generation and thus no fence."""
+    """Two jobs share a run id, a third has another one. A standby has no generation, so only its time counts."""
 
     def run(node: str, begin: float, end: float, run_id: str, *numbers: int) -> None:
         one = Timeline(node)
@@ -232,17 +232,19 @@ def test_runs_in_one_folder_are_grouped_by_job(tmp_path: Path) -> None:
         one.end(end)
         one.write(tmp_path / node)
 
-    run("first", 0.0, 20.0, "nightly", 0, 1)
-    run("joins", 5.0, 20.0, "nightly", 1, 2)  # It connects `first` and `later`.
-    run("later", 5.5, 20.0, "nightly", 2)
-    run("standby", 6.0, 19.0, "nightly")
-    run("short standby", 7.0, 8.0, "nightly")
+    run("first", 0.0, 15.0, "nightly", 0, 1)
+    run("joins", 5.0, 15.0, "nightly", 1, 2)  # It connects `first` and `later`.
+    run("later", 5.5, 15.0, "nightly", 2)
+    run("early standby", 6.0, 10.0, "nightly")
+    run("standby", 12.0, 22.0, "nightly")
+    run("short standby", 13.0, 14.0, "nightly")
+    run("late standby", 21.0, 25.0, "nightly")  # It overlaps only `standby`.
     run("next day", 100.0, 120.0, "nightly", 7)
     run("next standby", 110.0, 130.0, "nightly")
     run("other", 0.0, 130.0, "other")
     jobs = records.jobs_in(records.read([str(tmp_path)]))
     assert [{run.run.node for run in job} for job in jobs] == [
         {"next day", "next standby"},
-        {"first", "joins", "later", "standby", "short standby"},
+        {"first", "joins", "later", "early standby", "standby", "short standby", "late standby"},
         {"other"},
     ]
