@@ -106,16 +106,17 @@ def status(node: str, *, nodes: int = 1, seq: int = 1, **changes: Any) -> Status
 
 
 @asynccontextmanager
-async def flood(served: Served, connections: int) -> AsyncIterator[None]:
-    """Keep this many connections open from another address, each of which sends only one byte."""
+async def flood(served: Served, connections: int, addresses: int = 1) -> AsyncIterator[None]:
+    """Keep this many connections open from other addresses, each of which sends only one byte."""
     opened = 0
 
-    async def keep_up() -> None:
+    async def keep_up(number: int) -> None:
         nonlocal opened
+        source = f"127.0.0.{2 + number % addresses}"
         while True:
             with suppress(OSError):
                 reader, writer = await asyncio.open_connection(
-                    "127.0.0.1", served.port, local_addr=("127.0.0.2", 0)
+                    "127.0.0.1", served.port, local_addr=(source, 0)
                 )
                 opened += 1
                 try:
@@ -124,7 +125,7 @@ async def flood(served: Served, connections: int) -> AsyncIterator[None]:
                 finally:
                     writer.close()
 
-    strangers = [asyncio.create_task(keep_up()) for _ in range(connections)]
+    strangers = [asyncio.create_task(keep_up(one)) for one in range(connections)]
     try:
         await soon(lambda: opened >= connections)
         yield

@@ -150,14 +150,16 @@ class Acceptor:
     def _add(self, connection: socket.socket, address: str, now: float) -> None:
         connection.setblocking(False)  # noqa: FBT003 (the name says it)
         half_open = self._half_open
-        silent = _is_silent(connection)
-        if silent and half_open.rejects(address):
-            connection.close()  # Cheap, since a flood may open thousands per second.
-            return
         try:
             here = addresses.unmapped(str(connection.getsockname()[0]))
         except OSError:
             connection.close()
+            return
+        is_local = addresses.is_loopback(address) or address == here
+        user = user_of(connection) if is_local else None
+        silent = _is_silent(connection)
+        if silent and half_open.rejects(address, user):
+            connection.close()  # Cheap, since a flood may open thousands per second.
             return
         if half_open.is_full:
             other, _ = half_open.next_to_close()
@@ -165,8 +167,8 @@ class Acceptor:
             other.reject("unfinished handshake while other clients wait")
         peer = self._make_peer(address, here)
         if self._checks_user:
-            peer.user = user_of(connection)
-        half_open.add(peer, address, now, silent=silent)
+            peer.user = user if is_local else user_of(connection)
+        half_open.add(peer, address, now, silent=silent, user=user)
         task = self.spawn(self._connect(peer, connection))
         task.add_done_callback(partial(_close_if_cancelled, connection))
 

@@ -45,12 +45,21 @@ class HalfOpen:
     def is_full(self) -> bool:
         return len(self.since) >= self._places
 
-    def rejects(self, address: str) -> bool:
+    def rejects(self, address: str, user: int | None = None) -> bool:
         """Whether to close a new silent connection: no place is free and its address exceeds its share."""
-        return self.is_full and network_of(address) in self._oversized
+        return self.is_full and _origin(address, user) in self._oversized
 
-    def add(self, connection: Any, address: str, now: float, *, silent: bool = True) -> None:
-        network = network_of(address)
+    def add(
+        self,
+        connection: Any,
+        address: str,
+        now: float,
+        *,
+        silent: bool = True,
+        user: int | None = None,
+    ) -> None:
+        """Add a connection; `user` is the user at its other end, if that is on this host."""
+        network = _origin(address, user)
         group = self._groups.get(network)
         if group is None:
             group = self._groups[network] = _Group(network)
@@ -97,6 +106,11 @@ class _Group:
 
     def __len__(self) -> int:
         return len(self.silent) + len(self.others)
+
+
+def _origin(address: str, user: int | None) -> str:
+    """Return what counts as one address: within this host its user, who can connect from many addresses."""
+    return network_of(address) if user is None else f"user {user}"
 
 
 def network_of(address: str) -> str:

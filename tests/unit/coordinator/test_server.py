@@ -267,18 +267,6 @@ async def test_coordinator_with_a_job_token_serves_only_that_job(named: str) -> 
             assert caught.value.permanent
 
 
-@pytest.mark.parametrize("token", [None, b"token"])
-@in_loop
-async def test_without_a_token_the_kernel_identifies_users(
-    token: bytes | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[socket.socket] = []
-    monkeypatch.setattr(admission, "user_of", asked.append)
-    async with serving(token=token) as served:
-        await served.client(token=token)
-        assert bool(asked) is (token is None)
-
-
 @in_loop
 async def test_client_that_connects_to_another_port_is_refused() -> None:
     async with serving(token=b"token") as served:
@@ -482,13 +470,21 @@ async def test_oldest_unfinished_handshake_is_closed_first(monkeypatch: pytest.M
             assert served.server.connections <= 11
 
 
+@pytest.mark.parametrize("addresses", [1, 200])
 @in_loop
-async def test_flood_from_one_address_does_not_block_others() -> None:
+async def test_flood_from_one_address_or_local_user_does_not_block_others(
+    addresses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A connection keeps its place for up to a second, and there are 8 places. Behind 320 connections an
-    honest agent would wait for 40 s, but it times out after 10 s.
+    honest agent would wait for 40 s, but it times out after 10 s. A local user can use all of 127.0.0.0/8.
     """
+
+    def user_of(connection: socket.socket) -> int:
+        return 1000 if connection.getpeername()[0] == "127.0.0.1" else 2002
+
+    monkeypatch.setattr(admission, "user_of", user_of)
     token = b"known to the honest alone"
-    async with serving(half_open_max=8, token=token) as served, flood(served, 320):
+    async with serving(half_open_max=8, token=token) as served, flood(served, 320, addresses):
         for node in "abc":
             client = await served.client()
             client.send(status(node, nodes=3))

@@ -67,6 +67,16 @@ def test_flood_never_displaces_connections_of_other_addresses() -> None:
     assert list(half_open.since)[:16] == names("10.0.0.1", 16)
 
 
+def test_local_user_is_one_address_however_many_addresses_he_uses() -> None:
+    half_open = HalfOpen(8)
+    half_open.add("honest", "127.0.0.1", 0.0, user=1000)
+    for number in range(7):
+        half_open.add(number, f"127.0.0.{number}", 1.0, user=2002)
+    assert half_open.rejects("127.9.9.9", 2002)
+    assert not half_open.rejects("127.0.0.1", 1000)
+    assert half_open.next_to_close()[0] == 0
+
+
 @pytest.mark.parametrize(
     ("one", "other", "is_same"),
     [
