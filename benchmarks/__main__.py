@@ -18,7 +18,7 @@ from benchmarks.measuring import measure
 from benchmarks.rows import GROUPS, ROWS
 
 if TYPE_CHECKING:
-    from benchmarks.figures import Result
+    from benchmarks.figures import RowResult
     from benchmarks.measuring import Row
 
 RESULTS = Path(__file__).parent / "results"
@@ -68,7 +68,7 @@ def _run(args: argparse.Namespace, lab: Lab) -> int:
     print(host_info.in_words(host), flush=True)
     wanted = {name for one in args.rows or NAMES for name in GROUPS.get(one, (one,))}
     rows = [row for row in ROWS if row.name in wanted and (args.rows or _rounds(args, row))]
-    results: dict[str, list[Result]] = {}
+    results: dict[str, list[RowResult]] = {}
     for index, row in enumerate(rows, 1):
         rounds = max(1, _rounds(args, row))  # Measure a row that the user named in any case.
         label = f"[{index}/{len(rows)}]"
@@ -95,7 +95,7 @@ def _rounds(args: argparse.Namespace, row: Row) -> int:
     return args.repeat or (row.quick_rounds if args.quick else row.rounds)
 
 
-def _remarks(results: list[Result], host: dict[str, Any], lab: Lab) -> list[str]:
+def _remarks(results: list[RowResult], host: dict[str, Any], lab: Lab) -> list[str]:
     lines = [f"not reached: {line}" for line in result_tables.missed(results)]
     lines += [
         f"left behind by {launcher}: {count} processes"

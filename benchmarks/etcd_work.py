@@ -31,7 +31,7 @@ from holdfast.etcd.sync_client import EtcdClient
 
 if TYPE_CHECKING:
     from benchmarks.launching import Lab, Samples
-    from benchmarks.nodes import Agent
+    from benchmarks.nodes import NodeAgent
 
 PAIRS = {2: 7, 16: 4}
 KILLS = 5
@@ -144,7 +144,7 @@ def _lost_s(lab: Lab, flags: tuple[str, ...], where: list[str], *, leads: bool) 
         return (max(one.reached_ns for one in starts) - since_ns) / NS_PER_S
 
 
-def _move_etcd_leader(job: Nodes, to: Agent, where: list[str]) -> None:
+def _move_etcd_leader(job: Nodes, to: NodeAgent, where: list[str]) -> None:
     """Make an agent's etcd member the leader of etcd, because its loss is the worst case."""
     below = descendants_of(to.pid)
     status = {one: _post(one, "/v3/maintenance/status", {}) for one in where}

@@ -1,6 +1,6 @@
 """The figures of a run as pure data: samples in, medians, ratios and verdicts out.
 
-A `Metric` has the meaning of a number and its targets; `Result` adds the samples. A sample that did
+A `Metric` has the meaning of a number and its targets; `RowResult` adds the samples. A sample that did
 not arrive in time is `NEVER`. Nothing here measures, reads a clock or prints.
 """
 
@@ -53,7 +53,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TargetCheck:
     """A target and the measured value; `reached` is None if there is nothing to compare."""
 
     target: str
@@ -74,7 +74,7 @@ class Metric:
 
 
 @dataclass
-class Result:
+class RowResult:
     """The samples of one figure, by launcher, in the order they were taken."""
 
     metric: Metric
@@ -102,7 +102,7 @@ class Result:
         """Return Holdfast's median as a multiple of the bare processes'."""
         return _ratio(self.median(HOLDFAST), self.median(BARE))
 
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[TargetCheck]:
         """Return every target with its measured value."""
         return [self._verdict(target) for target in self.metric.targets]
 
@@ -123,22 +123,22 @@ class Result:
             "samples": _plain(self.samples),
         }
 
-    def _verdict(self, target: Target) -> Verdict:
+    def _verdict(self, target: Target) -> TargetCheck:
         if target.against == "torchrun":
             text = f"at least {target.number:.3g}x torchrun's speed"
             better = self.times_better()
-            return Verdict(text, better, None if better is None else better >= target.number)
+            return TargetCheck(text, better, None if better is None else better >= target.number)
         if target.against == "floor":
             text = f"at least {target.number:,g} {self.metric.unit}"
             least = self.median(HOLDFAST)
-            return Verdict(text, least, None if least is None else least >= target.number)
+            return TargetCheck(text, least, None if least is None else least >= target.number)
         if target.against == "bare":
             text, measured = f"at most {target.number:g}x bare", self.times_bare()
         else:
             # An upper limit applies to the worst sample.
             text = f"at most {target.number:g} {self.metric.unit}"
             measured = max(self.samples.get(HOLDFAST, []), default=None)
-        return Verdict(text, measured, None if measured is None else measured <= target.number)
+        return TargetCheck(text, measured, None if measured is None else measured <= target.number)
 
 
 def _ratio(above: float | None, below: float | None) -> float | None:

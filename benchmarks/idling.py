@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.launching import Launch, descendants_of
+from benchmarks.launching import MeasuredLaunch, descendants_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +27,7 @@ KIB_PER_MIB = 1024
 
 def measure_idle(lab: Lab, launcher: str) -> Samples:
     """Read an agent's counters, wait, and read them again."""
-    with lab.start(launcher, Launch("stamp.py", WORKERS, held=True)) as job:
+    with lab.start(launcher, MeasuredLaunch("stamp.py", WORKERS, held=True)) as job:
         workers = {stamp.pid for stamp in job.wait_for_stamps(WORKERS)}
         time.sleep(SETTLE_S)
         agent = job.processes[0].pid

@@ -62,14 +62,14 @@ class Stamp(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Launch:
+class MeasuredLaunch:
     """A job to start: the same for every launcher, except for flags that a bare process does not have."""
 
     script: str
     workers: int
     flags: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
-    held: bool = False  # The workers wait until `Job.release_workers`.
+    held: bool = False  # The workers wait until `LaunchedJob.release_workers`.
     console: int = subprocess.DEVNULL
 
 
@@ -115,10 +115,10 @@ class Stamps:
         os.close(self._fd)
 
 
-class Job:
+class LaunchedJob:
     """One launcher with its workers, or the bare processes that stand in for them."""
 
-    def __init__(self, lab: Lab, launcher: str, launch: Launch) -> None:
+    def __init__(self, lab: Lab, launcher: str, launch: MeasuredLaunch) -> None:
         self.launcher = launcher
         self.folder = Path(tempfile.mkdtemp(dir=lab.folder))
         self.stamps = Stamps(self.folder / "stamps")
@@ -223,7 +223,7 @@ class Lab:
             )
         return str(command)
 
-    def commands(self, launcher: str, launch: Launch, folder: Path) -> list[list[str]]:
+    def commands(self, launcher: str, launch: MeasuredLaunch, folder: Path) -> list[list[str]]:
         """Return the command lines of a launch; `{folder}` in a flag is the job's."""
         script = str(WORKERS / launch.script)
         if launcher == BARE:
@@ -232,9 +232,9 @@ class Lab:
         flags = [flag.replace("{folder}", str(folder)) for flag in launch.flags]
         return [[*head, "--nproc-per-node", str(launch.workers), *flags, script]]
 
-    def start(self, launcher: str, launch: Launch) -> Job:
+    def start(self, launcher: str, launch: MeasuredLaunch) -> LaunchedJob:
         """Start a job; use it in a `with`."""
-        return Job(self, launcher, launch)
+        return LaunchedJob(self, launcher, launch)
 
     def figures_of(
         self,

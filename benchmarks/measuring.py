@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from benchmarks.figures import Result
+from benchmarks.figures import RowResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ class Row:
     rounds_at_most: dict[str, int] = field(default_factory=dict)
 
 
-class Progress:
+class MeasuringProgress:
     """One line that is rewritten on a terminal, and a line from time to time elsewhere."""
 
     def __init__(self) -> None:
@@ -58,11 +58,13 @@ class Progress:
             sys.stderr.flush()
 
 
-def measure(lab: Lab, row: Row, rounds: int, launchers: Sequence[str], label: str) -> list[Result]:
+def measure(
+    lab: Lab, row: Row, rounds: int, launchers: Sequence[str], label: str
+) -> list[RowResult]:
     """Measure a row: a warm-up turn for each launcher, then `rounds` turns that count."""
-    results = [Result(metric) for metric in row.metrics]
+    results = [RowResult(metric) for metric in row.metrics]
     chosen = [launcher for launcher in row.launchers if launcher in launchers]
-    progress = Progress()
+    progress = MeasuringProgress()
     for turn in range(-1 if row.warm_up else 0, rounds):
         for launcher in chosen:
             if turn >= row.rounds_at_most.get(launcher, rounds):

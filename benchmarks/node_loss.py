@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks.launching import Lab, Samples
-    from benchmarks.nodes import Agent
+    from benchmarks.nodes import NodeAgent
 
 # Twice the time after which torchrun's rendezvous considers a silent node dead.
 LOSS_S_MAX = 30.0
@@ -52,7 +52,7 @@ def measure_standby(lab: Lab, launcher: str) -> Samples:
         return {"standby": [_until(job, [host, standby], victim.kill())]}
 
 
-def _loss_s(lab: Lab, launcher: str, lose: Callable[[Agent], int]) -> float:
+def _loss_s(lab: Lab, launcher: str, lose: Callable[[NodeAgent], int]) -> float:
     with Nodes(lab, launcher, "2:3", workers=WORKERS) as job:
         job.start(3)
         job.formed(3)
@@ -61,7 +61,7 @@ def _loss_s(lab: Lab, launcher: str, lose: Callable[[Agent], int]) -> float:
         return _until(job, [agent for agent in job.agents if agent is not victim], lose(victim))
 
 
-def _until(job: Nodes, agents: list[Agent], since_ns: int) -> float:
+def _until(job: Nodes, agents: list[NodeAgent], since_ns: int) -> float:
     try:
         starts = job.wait_for(agents, since_ns=since_ns, within_s=LOSS_S_MAX)
     except NotReached:
@@ -69,7 +69,7 @@ def _until(job: Nodes, agents: list[Agent], since_ns: int) -> float:
     return (max(start.reached_ns for start in starts) - since_ns) / NS_PER_S
 
 
-def _wait_until_listed(job: Nodes, agent: Agent) -> None:
+def _wait_until_listed(job: Nodes, agent: NodeAgent) -> None:
     deadline = time.monotonic() + CONNECT_S_MAX
     while not job.has_connected(agent):
         if time.monotonic() > deadline:

@@ -48,7 +48,7 @@ class NotReached(Exception):
     """The expected state was not reached: time ran out, or an agent exited."""
 
 
-class Agent:
+class NodeAgent:
     """One launcher process: a node of the job."""
 
     def __init__(self, node: int, command: Sequence[str], env: Mapping[str, str], folder: Path):
@@ -128,7 +128,7 @@ class Nodes:
         self._script = str(WORKERS / script)
         self.folder = Path(tempfile.mkdtemp(dir=lab.folder))
         self.port = free_port()
-        self.agents: list[Agent] = []
+        self.agents: list[NodeAgent] = []
         self.starts: list[Start] = []
         self._rest = b""
         os.mkfifo(self.folder / "starts")
@@ -143,7 +143,7 @@ class Nodes:
             "BENCH_GATE": str(self.folder / "gate"),
         }
 
-    def add(self, *flags: str, env: Mapping[str, str] | None = None) -> Agent:
+    def add(self, *flags: str, env: Mapping[str, str] | None = None) -> NodeAgent:
         """Start one more agent; these flags override those of the job."""
         node = len(self.agents)
         head = [self._lab.program(self._launcher)]
@@ -160,17 +160,17 @@ class Nodes:
             self._script,
         ]
         whole = {**self._env, **(env or {}), "BENCH_NODE": str(node)}
-        agent = Agent(node, command, whole, self.folder)
+        agent = NodeAgent(node, command, whole, self.folder)
         self.agents.append(agent)
         return agent
 
-    def start(self, count: int) -> list[Agent]:
+    def start(self, count: int) -> list[NodeAgent]:
         """Start several agents at once."""
         return [self.add() for _ in range(count)]
 
     def wait_for(
         self,
-        agents: Sequence[Agent],
+        agents: Sequence[NodeAgent],
         *,
         world: int | None = None,
         since_ns: int = 0,
@@ -222,7 +222,7 @@ class Nodes:
         *lines, self._rest = data.split(b"\n")
         self.starts += [Start(*map(int, line.split())) for line in lines]
 
-    def latest(self, agent: Agent) -> Start:
+    def latest(self, agent: NodeAgent) -> Start:
         """Return the newest start of a worker of this agent."""
         return max((one for one in self.starts if one.node == agent.node), key=lambda one: one[2])
 
@@ -230,7 +230,7 @@ class Nodes:
         """Let all workers exit."""
         os.write(self._gate, bytes(len(self.agents) * self._workers))
 
-    def host(self) -> Agent:
+    def host(self) -> NodeAgent:
         """Return the agent that listens on the endpoint."""
         listening = sockets(LISTENING, self.port)
         for agent in self.agents:
@@ -238,7 +238,7 @@ class Nodes:
                 return agent
         raise BenchmarkError(f"{self._launcher}: no agent listens on port {self.port}")
 
-    def has_connected(self, agent: Agent) -> bool:
+    def has_connected(self, agent: NodeAgent) -> bool:
         """Whether an agent has a connection to the endpoint."""
         return bool(sockets(ESTABLISHED, self.port, of_peer=True) & open_files(agent.pid))
 

@@ -12,7 +12,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from benchmarks.launching import Launch
+from benchmarks.launching import MeasuredLaunch
 
 if TYPE_CHECKING:
     from benchmarks.launching import Lab, Samples
@@ -27,10 +27,12 @@ NS_PER_MS = 1e6
 def measure_restart(lab: Lab, launcher: str) -> Samples:
     """Kill a worker several times within one job."""
     flags = ("--max-restarts", str(KILLS))
-    return restarts(lab, launcher, Launch("stamp.py", WORKERS, flags=flags, held=True), KILLS)
+    return restarts(
+        lab, launcher, MeasuredLaunch("stamp.py", WORKERS, flags=flags, held=True), KILLS
+    )
 
 
-def restarts(lab: Lab, launcher: str, launch: Launch, kills: int) -> Samples:
+def restarts(lab: Lab, launcher: str, launch: MeasuredLaunch, kills: int) -> Samples:
     """Kill one worker after the other; measure each time until all run again."""
     samples = []
     with lab.start(launcher, launch) as job:

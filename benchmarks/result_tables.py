@@ -12,7 +12,7 @@ from benchmarks.figures import BARE, HOLDFAST, LAUNCHERS, NEVER, TORCHRUN
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.figures import Result, Verdict
+    from benchmarks.figures import RowResult, TargetCheck
 
 NOTHING = "-"
 
@@ -35,7 +35,7 @@ def times(value: float | None) -> str:
     return NOTHING if value is None or value == NEVER else f"{number(value)}x"
 
 
-def verdict(one: Verdict) -> str:
+def verdict(one: TargetCheck) -> str:
     """Return whether a target was reached, as one word."""
     return {True: "yes", False: "NO", None: "not measured"}[one.reached]
 
@@ -54,7 +54,7 @@ def aligned(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join([one(header), one(ruler), *map(one, lines)])
 
 
-def medians(results: Sequence[Result]) -> str:
+def medians(results: Sequence[RowResult]) -> str:
     """Return the table of medians, ratios and targets; a second target has a line of its own."""
     lines = []
     for result in results:
@@ -78,7 +78,7 @@ def medians(results: Sequence[Result]) -> str:
     return aligned(header, lines)
 
 
-def spread(results: Sequence[Result]) -> str:
+def spread(results: Sequence[RowResult]) -> str:
     """Return the spread of the samples of each figure and launcher."""
     lines = []
     for result in results:
@@ -101,7 +101,7 @@ def spread(results: Sequence[Result]) -> str:
     return aligned(header, lines)
 
 
-def missed(results: Sequence[Result]) -> list[str]:
+def missed(results: Sequence[RowResult]) -> list[str]:
     """Return a line for every target that was measured and not reached."""
     return [
         f"{result.metric.title}: {number(one.measured)}, target: {one.target}"

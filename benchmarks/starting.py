@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 from typing import TYPE_CHECKING
 
-from benchmarks.launching import Launch
+from benchmarks.launching import MeasuredLaunch
 
 if TYPE_CHECKING:
     from benchmarks.launching import Lab, Samples
@@ -30,7 +30,7 @@ def measure_start_64_workers(lab: Lab, launcher: str) -> Samples:
 def measure_no_op_command(lab: Lab, launcher: str) -> Samples:
     """Two workers that do nothing, until the command exits."""
     cpu_s = _cpu_s_of_children()
-    with lab.start(launcher, Launch("nothing.py", FEW)) as job:
+    with lab.start(launcher, MeasuredLaunch("nothing.py", FEW)) as job:
         whole_ns = job.wait() - job.started_ns
     # When a process is reaped, the kernel adds its CPU time to its parent's total, level by level.
     return {"command": [whole_ns / NS_PER_MS], "cpu": [(_cpu_s_of_children() - cpu_s) * 1000]}
@@ -42,7 +42,7 @@ def _cpu_s_of_children() -> float:
 
 
 def _first_lines(lab: Lab, launcher: str, workers: int) -> Samples:
-    with lab.start(launcher, Launch("stamp.py", workers)) as job:
+    with lab.start(launcher, MeasuredLaunch("stamp.py", workers)) as job:
         job.wait()
         stamps = job.wait_for_stamps(workers)
         after_ms = [(stamp.reached_ns - job.started_ns) / NS_PER_MS for stamp in stamps]

@@ -18,12 +18,12 @@ import time
 from typing import TYPE_CHECKING
 
 from benchmarks.figures import BARE
-from benchmarks.launching import COMMAND_S_MAX, BenchmarkError, Launch
+from benchmarks.launching import COMMAND_S_MAX, BenchmarkError, MeasuredLaunch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from benchmarks.launching import Job, Lab, Samples
+    from benchmarks.launching import Lab, LaunchedJob, Samples
 
 WORKERS = 2
 STREAMS = (1, 2)
@@ -33,7 +33,7 @@ LINES = WORKERS * len(STREAMS) * LINES_PER_STREAM
 READ_BYTES = 1 << 20
 NS_PER_S = 1e9
 
-LAUNCH = Launch(
+LAUNCH = MeasuredLaunch(
     "chatter.py",
     WORKERS,
     flags=("--tee", "3", "--log-dir", "{folder}/logs"),
@@ -100,7 +100,7 @@ def _prefix(launcher: str, rank: int) -> bytes:
     return b"" if launcher == BARE else b"[default%d]:" % rank
 
 
-def _console(job: Job) -> Iterator[bytes]:
+def _console(job: LaunchedJob) -> Iterator[bytes]:
     """Yield the console's output until all writers have closed it."""
     poll = select.poll()
     poll.register(job.console, select.POLLIN)
@@ -112,7 +112,7 @@ def _console(job: Job) -> Iterator[bytes]:
     raise BenchmarkError(f"{job.launcher}: no output for {COMMAND_S_MAX:g} s")
 
 
-def _check_logs(job: Job) -> None:
+def _check_logs(job: LaunchedJob) -> None:
     if job.launcher == BARE:
         return
     found = [path for path in (job.folder / "logs").rglob("std*.log") if path.is_file()]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.figures import HOLDFAST
 from benchmarks.handler_rows import QUICK_NAMES
-from benchmarks.launching import Launch
+from benchmarks.launching import MeasuredLaunch
 from benchmarks.restarting import restarts
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ PRELOAD_TORCH = ("--preload", "torch")
 def measure_restart(lab: Lab, launcher: str) -> Samples:
     """Kill a worker that has imported torch, several times within one job."""
     flags = ("--max-restarts", str(KILLS), *(PRELOAD_TORCH if launcher == HOLDFAST else ()))
-    launch = Launch("stamp_torch.py", RESTARTED, flags=flags, held=True)
+    launch = MeasuredLaunch("stamp_torch.py", RESTARTED, flags=flags, held=True)
     return restarts(lab, launcher, launch, KILLS)
 
 
 def measure_start(lab: Lab, launcher: str) -> Samples:
     """Start workers that import torch, all at once."""
     flags = PRELOAD_TORCH if launcher == HOLDFAST else ()
-    with lab.start(launcher, Launch("stamp_torch.py", STARTED, flags=flags)) as job:
+    with lab.start(launcher, MeasuredLaunch("stamp_torch.py", STARTED, flags=flags)) as job:
         job.wait()
         stamps = job.wait_for_stamps(STARTED)
         after_ms = [(stamp.reached_ns - job.started_ns) / NS_PER_MS for stamp in stamps]
@@ -47,7 +47,9 @@ def measure_join(workers: int, lab: Lab, launcher: str) -> Samples:
     """Let workers join a gloo group, several times within one job."""
     env = {"BENCH_TIMES": str(JOINS), **QUICK_NAMES}
     samples = []
-    with lab.start(launcher, Launch("join_process_group.py", workers, env=env, held=True)) as job:
+    with lab.start(
+        launcher, MeasuredLaunch("join_process_group.py", workers, env=env, held=True)
+    ) as job:
         for turn in range(JOINS):
             job.wait_for_stamps(workers, generation=2 * turn)
             began_ns = time.monotonic_ns()

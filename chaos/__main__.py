@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from chaos import ha
-from chaos.job import BACKENDS, Job, Plan, make_plan
+from chaos.job import BACKENDS, ChaosJob, Plan, make_plan
 from chaos.machine_network import missing
 from chaos.rules import Record, violations
 
@@ -101,7 +101,7 @@ def run_one(plan: Plan, tally: Tally, *, keep: bool = False) -> bool:
     """Run a job, print how it went, and return whether all rules held."""
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{plan.seed}-"))
     begin = time.monotonic()
-    record = Job(plan, folder).run()
+    record = ChaosJob(plan, folder).run()
     found = violations(record)
     tally.add(plan, record, found)
     took = time.monotonic() - begin

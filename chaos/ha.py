@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from chaos.job import WORKER, Job, Plan
+from chaos.job import WORKER, ChaosJob, Plan
 from chaos.machine_network import address
 from chaos.rules import SMALL_S, is_small, read_looks, violations
 
@@ -83,7 +83,7 @@ def survives_both(first: Card, second: Card) -> bool:
     return is_short and kind not in loses and other_kind not in loses
 
 
-class LongJob(Job):
+class LongJob(ChaosJob):
     """The job; it calls `report` with a line after each fault."""
 
     going_s_max = 120.0  # A machine that left several times in some minutes is excluded for 30 s.

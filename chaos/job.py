@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from chaos.machine_network import SWITCH_ADDRESS, Network, address
+from chaos.machine_network import SWITCH_ADDRESS, MachineNetwork, address
 from chaos.rules import End, Entry, Fault, Record, read_ledger
 from holdfast.etcd.runner import environment, find_binary
 
@@ -86,10 +86,10 @@ def make_plan(seed: int, backend: str = "", faults_max: int = 5) -> Plan:
     )
 
 
-class Machine:
+class ChaosMachine:
     """One machine of a job, with the agent that runs on it."""
 
-    def __init__(self, job: Job, number: int) -> None:
+    def __init__(self, job: ChaosJob, number: int) -> None:
         self.job = job
         self.number = number
         self.agent: subprocess.Popen[bytes] | None = None
@@ -150,7 +150,7 @@ class Machine:
         self.temporary.mkdir()
 
 
-class Job:
+class ChaosJob:
     """A job that runs once and leaves nothing behind."""
 
     going_s_max = GOING_S_MAX
@@ -163,8 +163,8 @@ class Job:
         self._ledger = folder / "ledger"
         self._goal = folder / "goal"
         self._ledger.touch()
-        self._network = Network(plan.nodes)
-        self.machines = [Machine(self, number) for number in range(plan.nodes)]
+        self._network = MachineNetwork(plan.nodes)
+        self.machines = [ChaosMachine(self, number) for number in range(plan.nodes)]
         for machine in self.machines:
             machine.temporary.mkdir(parents=True)
         self._coordinator: subprocess.Popen[bytes] | None = None

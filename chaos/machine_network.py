@@ -33,7 +33,7 @@ def address(node: int) -> str:
     return f"10.77.0.{node + 1}"
 
 
-class Network:
+class MachineNetwork:
     """Nodes 0, 1, 2 ... at 10.77.0.1, .2, .3 ..., called node0, node1 ..., behind one switch."""
 
     def __init__(self, nodes: int) -> None:

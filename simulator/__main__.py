@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> int:
 def execute(args: argparse.Namespace) -> int:
     """Simulate the requested seeds, up to the first violation."""
     is_one = args.seeds is None and args.seconds is None
-    progress = Progress(total=0 if args.seconds else len(_seeds_of(args)))
+    progress = SeedProgress(total=0 if args.seconds else len(_seeds_of(args)))
     for seed in _until(args.seconds, _seeds_of(args)):
         profile, nodes = ("everything", NODES) if is_one else mixed(seed)
         result = simulate(
@@ -162,7 +162,7 @@ def _until(seconds: float | None, seeds: range) -> Iterable[int]:
     return takewhile(lambda _seed: time.monotonic() < end, count(seeds.start))
 
 
-class Progress:
+class SeedProgress:
     """Reports progress on standard error every few seconds."""
 
     def __init__(self, total: int) -> None:

@@ -70,7 +70,7 @@ LAST_STEP_S = (0.0, 0.8)
 STUCK_S = 5.0  # The time after which a loop that does not respond counts as stuck.
 
 
-class Workers:
+class SimWorkers:
     """The workers of at most one generation."""
 
     def __init__(self, agent: Agent, count: int, rng: Random) -> None:
@@ -249,7 +249,7 @@ class Agent(Process):
             max_restarts=job.settings.max_restarts,
         )
         self.supervision.story.node = node
-        self.workers = Workers(self, world_size, rng)
+        self.workers = SimWorkers(self, world_size, rng)
 
     @property
     def healthy(self) -> bool:

@@ -90,7 +90,7 @@ class Call:
         self.cause = cause
 
 
-class BackendDriver:
+class SimBackendDriver:
     """A simulated compare-and-set store, with the jobs in it."""
 
     def __init__(self, world: World, rng: Random) -> None:
@@ -129,7 +129,7 @@ class BackendDriver:
         self.world.note("store", "dies with its host" if host_too else "exits")
         self.alive, self.host_up = False, not host_too
 
-    def restart_as(self, _number: int, _rng: Random) -> BackendDriver:
+    def restart_as(self, _number: int, _rng: Random) -> SimBackendDriver:
         """Restart the store, with its state or empty."""
         self.alive = self.host_up = True
         if self._rng.random() < LOSES_STATE_SHARE:
@@ -241,7 +241,13 @@ class BackendAgent(Agent):
     """One agent process, from its start to its end."""
 
     def __init__(
-        self, world: World, store: BackendDriver, job: JobTruth, node: str, host: str, rng: Random
+        self,
+        world: World,
+        store: SimBackendDriver,
+        job: JobTruth,
+        node: str,
+        host: str,
+        rng: Random,
     ) -> None:
         super().__init__(world, job, node, host, rng)
         self.info = msgspec.structs.replace(self.info, address=self.address)

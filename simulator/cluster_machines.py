@@ -78,7 +78,7 @@ class Data:
         self.was_ready = False
 
 
-class Machine:
+class SimMachine:
     """A machine of the list."""
 
     def __init__(self, name: str) -> None:
@@ -96,7 +96,7 @@ class Machine:
         return self.etcd_runs and not self.frozen and self.data is not None
 
 
-class Members:
+class SimMembers:
     """All machines of the list, and the network between them."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Members:
         member: type[ClusterMember] = ClusterMember,
         one_at_a_time: bool = True,
     ) -> None:
-        self.machines = {name: Machine(name) for name in names}
+        self.machines = {name: SimMachine(name) for name in names}
         self.cut: set[tuple[str, str]] = set()  # From, to.
         self.clusters: list[Cluster] = []
         self.bootstrapped: dict[str, Cluster] = {}
@@ -197,7 +197,7 @@ class Members:
             for one in self.machines.values()
         )
 
-    def deliver(self, machine: Machine, event: MemberEvent) -> bool:
+    def deliver(self, machine: SimMachine, event: MemberEvent) -> bool:
         """Deliver an event to a member; return whether it accepts a proposal."""
         if machine.member is None:
             return False
@@ -211,7 +211,7 @@ class Members:
         self._schedule(machine)
         return any(isinstance(one, AcceptProposal) for one in effects)
 
-    def _schedule(self, machine: Machine) -> None:
+    def _schedule(self, machine: SimMachine) -> None:
         member, life = machine.member, machine.life
         at = member.next_deadline(self.now) if member is not None else None
         if at is None:
@@ -226,7 +226,7 @@ class Members:
 
         self.after(max(0.01, at - self.now), tick)
 
-    def _perform(self, machine: Machine, effect: object) -> None:
+    def _perform(self, machine: SimMachine, effect: object) -> None:
         match effect:
             case StartProbeServer(incarnation):
                 machine.probed_as = incarnation
@@ -258,7 +258,7 @@ class Members:
             case DropEtcd():
                 machine.data, machine.etcd_runs = None, False
 
-    def _boot(self, machine: Machine, data: Data) -> None:
+    def _boot(self, machine: SimMachine, data: Data) -> None:
         machine.data, life = data, machine.life
         data.was_ready = False
 
@@ -270,7 +270,7 @@ class Members:
 
     # The network.
 
-    def reaches(self, one: Machine, other: Machine) -> bool:
+    def reaches(self, one: SimMachine, other: SimMachine) -> bool:
         """Whether another machine receives messages from this one and can respond."""
         return (
             not other.frozen
@@ -284,10 +284,10 @@ class Members:
     def _loses_message(self) -> bool:
         return not self.has_faults_ended and self.random.random() < 0.1
 
-    def _is_same_process(self, machine: Machine, life: int) -> bool:
+    def _is_same_process(self, machine: SimMachine, life: int) -> bool:
         return machine.life == life and machine.member is not None
 
-    def _probe(self, machine: Machine, name: str) -> None:
+    def _probe(self, machine: SimMachine, name: str) -> None:
         life, other = machine.life, self.machines[name]
 
         def answer() -> None:
@@ -307,7 +307,7 @@ class Members:
 
         self.after(self._delay(), answer)
 
-    def _propose(self, machine: Machine, bootstrap: Bootstrap, name: str) -> None:
+    def _propose(self, machine: SimMachine, bootstrap: Bootstrap, name: str) -> None:
         life, other = machine.life, self.machines[name]
 
         def arrive() -> None:
@@ -328,7 +328,7 @@ class Members:
 
     # Clusters.
 
-    def quorum(self, cluster: Cluster) -> list[Machine]:
+    def quorum(self, cluster: Cluster) -> list[SimMachine]:
         """Return a leader and its followers; empty if they are not a majority."""
         voters = [
             one
@@ -357,7 +357,7 @@ class Members:
                         one.data.was_ready = True
                         self.deliver(one, EtcdReady(cluster.name))
 
-    def _commit(self, cluster: Cluster, group: list[Machine]) -> None:
+    def _commit(self, cluster: Cluster, group: list[SimMachine]) -> None:
         if cluster.name in self.deposed:
             raise Split(
                 f"{cluster.name} commits after {self.active_cluster and self.active_cluster.name}"
@@ -374,7 +374,7 @@ class Members:
             assert one.data is not None
             one.data.log = cluster.decided
 
-    def _replace_voter(self, machine: Machine) -> None:
+    def _replace_voter(self, machine: SimMachine) -> None:
         life = machine.life
 
         def report_failed() -> None:
@@ -440,6 +440,6 @@ class Members:
         self.after(self._delay(), remove)
 
 
-def _log(machine: Machine) -> int:
+def _log(machine: SimMachine) -> int:
     assert machine.data is not None
     return machine.data.log

@@ -60,7 +60,7 @@ TOO_LARGE = Problem(ProblemKind.REFUSED, "request is too large")
 TTL_TOO_LARGE = Problem(ProblemKind.REFUSED, "too large lease TTL")
 
 
-class _Lease:
+class _StoredLease:
     __slots__ = ("ends_at", "keys", "ttl_s")
 
     def __init__(self, ttl_s: int, ends_at: float) -> None:
@@ -98,7 +98,7 @@ class SimEtcd:
         """Whether etcd is out of space."""
         self._stored: dict[bytes, KeyValue] = {}
         self._keys: list[bytes] = []  # The keys of `_stored`, sorted.
-        self._leases: dict[int, _Lease] = {}
+        self._leases: dict[int, _StoredLease] = {}
         self._leases_granted = 0
         self._history: list[tuple[int, tuple[Change, ...]]] = []
         self._known_from = revision + 1  # The revision of the first entry of the history.
@@ -241,7 +241,7 @@ class SimEtcd:
         ttl_s = max(ttl_s, LEASE_S_MIN)
         number = FIRST_LEASE + self._leases_granted
         self._leases_granted += 1
-        self._leases[number] = _Lease(ttl_s, now + ttl_s)
+        self._leases[number] = _StoredLease(ttl_s, now + ttl_s)
         return Granted(number, ttl_s)
 
     def _keep_alive(self, now: float, number: int) -> KeptAlive:

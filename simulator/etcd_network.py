@@ -59,7 +59,7 @@ class EtcdUser(Protocol):
         """Receive the end of the watch with this number."""
 
 
-class _Call:
+class _EtcdCall:
     __slots__ = ("agent", "is_answered", "number", "request", "sent_at")
 
     def __init__(self, agent: EtcdUser, number: int, request: Request, sent_at: float) -> None:
@@ -130,7 +130,7 @@ class EtcdNetwork:
     def send_request(self, agent: EtcdUser, number: int, request: Request) -> None:
         """Send a request; `answered` of the agent is called once with this number."""
         now = self._world.now
-        call = _Call(agent, number, request, now)
+        call = _EtcdCall(agent, number, request, now)
         if agent.cut_out:
             self._time_out(call)
             if self._random() < LATE_SHARE:
@@ -140,16 +140,16 @@ class EtcdNetwork:
         else:
             self._arrive_at(now + self._delay_s(agent), call)
 
-    def _arrive_at(self, at: float, call: _Call) -> None:
+    def _arrive_at(self, at: float, call: _EtcdCall) -> None:
         if at >= call.sent_at + CALL_S:
             self._time_out(call)  # etcd still performs the request.
         self._world.schedule(at, self._arrive, call)
 
-    def _arrive_again(self, call: _Call) -> None:
+    def _arrive_again(self, call: _EtcdCall) -> None:
         if not call.agent.cut_out:
             self._arrive(call)
 
-    def _arrive(self, call: _Call) -> None:
+    def _arrive(self, call: _EtcdCall) -> None:
         world = self._world
         world.steps += 1
         if not self.alive:
@@ -167,7 +167,7 @@ class EtcdNetwork:
                 self._arm()
             self._answer(call, answer)
 
-    def _answer(self, call: _Call, answer: Answer) -> None:
+    def _answer(self, call: _EtcdCall, answer: Answer) -> None:
         agent, world = call.agent, self._world
         delay = self._delay_s(agent)
         if self._lost.get(agent, -1.0) >= call.sent_at:
@@ -179,7 +179,7 @@ class EtcdNetwork:
             call.is_answered = True
             agent.after(delay, agent.answered, (call.number, answer))
 
-    def _time_out(self, call: _Call) -> None:
+    def _time_out(self, call: _EtcdCall) -> None:
         if not call.is_answered:
             call.is_answered = True
             left = max(0.0, call.sent_at + CALL_S - self._world.now)

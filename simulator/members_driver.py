@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.etcd.cluster import majority
-from simulator.cluster_machines import Machine, Members, Split
+from simulator.cluster_machines import SimMachine, SimMembers, Split
 from simulator.etcd_driver import EtcdDriver
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ START_S = 2.0
 ELECTION_S = (1.0, 2.0)
 
 
-class AgentMachines(Members):
+class AgentMachines(SimMembers):
     """The members of the cluster. A network cut of an agent also cuts its machine's member."""
 
     def __init__(self, world: World, names: list[str], rng: Random) -> None:
@@ -49,13 +49,13 @@ class AgentMachines(Members):
             agent for job in self.world.jobs.values() for agent in job.living if agent.host == name
         ]
 
-    def reaches(self, one: Machine, other: Machine) -> bool:
+    def reaches(self, one: SimMachine, other: SimMachine) -> bool:
         """Whether the two machines can exchange messages."""
         return super().reaches(one, other) and (
             one is other or not (self._is_cut(one) or self._is_cut(other))
         )
 
-    def _is_cut(self, machine: Machine) -> bool:
+    def _is_cut(self, machine: SimMachine) -> bool:
         return any(agent.cut_in or agent.cut_out for agent in self.agents(machine.name))
 
     def decide(self) -> None:
@@ -74,7 +74,7 @@ class MembersDriver(EtcdDriver):
         # The machines of the first nodes. Some of them may never get a node.
         self.members = AgentMachines(world, [str(one + 1) for one in range(size)], rng)
         self.members.on_decided = self._follow
-        self._leader: Machine | None = None
+        self._leader: SimMachine | None = None
         self._cluster = ""
         self.network.alive = False
         for name in self.members.machines:

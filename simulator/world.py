@@ -25,7 +25,7 @@ from holdfast.core.shared_state import SharedStateSession
 from holdfast.core.supervision import CoordinatedSupervision
 from holdfast.core.values import Value
 from holdfast.wire.frames import OutgoingParts
-from simulator.backend_driver import BackendDriver
+from simulator.backend_driver import SimBackendDriver
 from simulator.checkers import (
     HOOKS,
     BudgetKept,
@@ -158,7 +158,7 @@ class Machines(Value):
     parts: type[OutgoingParts] = OutgoingParts
 
 
-class Driver(Protocol):
+class SimDriver(Protocol):
     """The process that decides for the jobs of a world, or the store of their states."""
 
     @property
@@ -185,7 +185,7 @@ class Driver(Protocol):
 
     def die(self, *, host_too: bool) -> None: ...
 
-    def restart_as(self, number: int, rng: Random) -> Driver:
+    def restart_as(self, number: int, rng: Random) -> SimDriver:
         """Return the driver that starts at the endpoint after this one died."""
 
     def pause(self) -> None: ...
@@ -193,10 +193,10 @@ class Driver(Protocol):
     def resume(self, _arg: object = None) -> None: ...
 
 
-DRIVERS: dict[str, Callable[[World, Random], Driver]] = {
+DRIVERS: dict[str, Callable[[World, Random], SimDriver]] = {
     "coordinator": lambda world, rng: Coordinator(world, 1, rng),
     "etcd": EtcdDriver,
-    "backend": BackendDriver,
+    "backend": SimBackendDriver,
 }
 
 
@@ -243,7 +243,7 @@ class World:
         self.coordinators_started += 1
         rng = seeded(self._rng.getrandbits(64))
         make = MembersDriver if driver == "etcd" and profile.has_members else DRIVERS[driver]
-        self.coordinator: Driver = make(self, rng)
+        self.coordinator: SimDriver = make(self, rng)
         self.replaced: list[Coordinator] = []
         """Coordinators that were alive when another one took over, and may still be."""
 

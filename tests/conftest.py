@@ -29,7 +29,7 @@ from holdfast.processes.workers import pages
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from chaos.machine_network import Network
+    from chaos.machine_network import MachineNetwork
     from real_etcd import Etcd
 
 PATIENCE_S = 30.0
@@ -228,14 +228,14 @@ def _command_line(pid: int) -> str:
 
 
 @pytest.fixture
-def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+def network(request: pytest.FixtureRequest) -> Iterator[MachineNetwork]:
     """Machines that each have their own network: three, or the `MACHINES` of the test's module."""
-    from chaos.machine_network import Network, missing
+    from chaos.machine_network import MachineNetwork, missing
 
     reason = missing()
     if reason:
         pytest.skip(reason)
-    made = Network(getattr(request.module, "MACHINES", 3))
+    made = MachineNetwork(getattr(request.module, "MACHINES", 3))
     yield made
     made.close()
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from chaos.machine_network import Network
+    from chaos.machine_network import MachineNetwork
     from real_teams import Agent
 
 PORT = 29400
@@ -29,7 +29,7 @@ class NetworkCluster(Cluster):
     def __init__(
         self,
         folder: Path,
-        network: Network,
+        network: MachineNetwork,
         nnodes: str,
         *flags: str,
         host: str = "",

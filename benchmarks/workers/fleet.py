@@ -53,7 +53,7 @@ WATCH = b"\xa5watch"
 PR_SET_PDEATHSIG = 1  # The coordinator does not outlive this process.
 
 
-class Agent:
+class FleetAgent:
     """One connection, and the machine behind it."""
 
     __slots__ = (
@@ -75,7 +75,7 @@ class Agent:
         self.reader = FrameReader(tag_bytes=None)
         self.generation = -1
         self.beat = b""
-        self.on_other: Callable[[Agent, bytes], None] | None = None
+        self.on_other: Callable[[FleetAgent, bytes], None] | None = None
         """Receives messages that are not for the machine."""
         self.link = socket.socket()
 
@@ -148,12 +148,12 @@ class Fleet:
 
     def __init__(self, port: int, count: int, deadline: float, token: bytes | None) -> None:
         settings = JobSettings(min_nodes=count, max_nodes=count, max_restarts=RESTARTS)
-        self.agents = [Agent(number, port, settings, token) for number in range(count)]
+        self.agents = [FleetAgent(number, port, settings, token) for number in range(count)]
         self._port = port
         self._deadline = deadline
         self._poll = select.epoll()
-        self._by_fd: dict[int, Agent] = {}
-        self._beats: deque[tuple[float, Agent]] = deque()
+        self._by_fd: dict[int, FleetAgent] = {}
+        self._beats: deque[tuple[float, FleetAgent]] = deque()
         self._agents_notified: dict[int, int] = {}
         self._handshakes = 0  # Handshakes that are done.
 

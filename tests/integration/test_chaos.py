@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos import ha
-from chaos.job import BACKENDS, Job, make_plan
+from chaos.job import BACKENDS, ChaosJob, make_plan
 from chaos.machine_network import missing
 from chaos.rules import violations
 
@@ -26,7 +26,7 @@ def test_job_under_chaos_breaks_no_rule(tmp_path: Path, backend: str) -> None:
     plan = make_plan(1, backend)._replace(
         nodes_min=2, nodes=3, workers=1, stop_s=0.3, safe=True, faults=FAULTS
     )
-    record = Job(plan, tmp_path).run()
+    record = ChaosJob(plan, tmp_path).run()
     assert {fault.kind for fault in record.faults} >= {"fail worker", "cut machine"}
     assert violations(record) == []
 

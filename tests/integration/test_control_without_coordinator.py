@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from chaos.machine_network import Network
+    from chaos.machine_network import MachineNetwork
     from holdfast.core.protocol import ControlPort
     from real_etcd import Etcd
 
@@ -55,7 +55,7 @@ class Machines:
         cluster: Cluster,
         *place: str,
         env: dict[str, str] | None = None,
-        network: Network | None = None,
+        network: MachineNetwork | None = None,
     ) -> None:
         self.cluster = cluster
         self._network = network
@@ -287,7 +287,7 @@ def test_every_node_in_a_shared_folder_can_be_watched_and_steered(tmp_path: Path
 
 
 def test_with_ha_any_machine_can_steer_and_a_silent_agent_is_named(
-    tmp_path: Path, network: Network
+    tmp_path: Path, network: MachineNetwork
 ) -> None:
     listed = ",".join(map(address, range(3)))
     flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from chaos.machine_network import Network
+    from chaos.machine_network import MachineNetwork
 
 
 LISTED = 3
@@ -72,7 +72,7 @@ class OwnCluster(Cluster):
 class Machines(OwnCluster):
     """Each agent runs on the machine with which its name begins."""
 
-    def __init__(self, folder: Path, network: Network, nnodes: str, conf: str = "") -> None:
+    def __init__(self, folder: Path, network: MachineNetwork, nnodes: str, conf: str = "") -> None:
         super().__init__(folder, nnodes, ",".join(map(address, range(LISTED))), conf=conf)
         self._network = network
 
@@ -103,7 +103,7 @@ def name_of(pid: int) -> str:
 
 
 def test_cluster_survives_replacing_each_machine_and_a_cut_of_the_majority(
-    tmp_path: Path, network: Network
+    tmp_path: Path, network: MachineNetwork
 ) -> None:
     with Machines(tmp_path, network, "2:4") as cluster:
         cluster.start_on("0a", "1a", "2a", "3a")
@@ -128,7 +128,7 @@ def test_cluster_survives_replacing_each_machine_and_a_cut_of_the_majority(
 
 
 def test_loss_of_the_majority_ends_the_job_before_new_machines_start(
-    tmp_path: Path, network: Network
+    tmp_path: Path, network: MachineNetwork
 ) -> None:
     """The new machines could form a cluster immediately, but the last old machine may still run workers."""
     with Machines(tmp_path, network, "1:3", "coordinator_timeout=3") as cluster:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chaos.machine_network import Network, address
+from chaos.machine_network import MachineNetwork, address
 from network_teams import PORT, NetworkCluster, finish, wait_for_group
 from real_jobs import HOLDFAST, PATIENCE_S, Watched
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_workers_on_several_machines_connect(tmp_path: Path, network: Network) -> None:
+def test_workers_on_several_machines_connect(tmp_path: Path, network: MachineNetwork) -> None:
     with NetworkCluster(tmp_path, network, "3") as cluster:
         cluster.start_nodes("abc")
         finish(wait_for_group(cluster, *"abc"))
@@ -27,7 +27,7 @@ def test_workers_on_several_machines_connect(tmp_path: Path, network: Network) -
 
 
 def test_nodes_with_a_shared_home_share_a_token_and_others_are_refused(
-    tmp_path: Path, network: Network
+    tmp_path: Path, network: MachineNetwork
 ) -> None:
     """The stranger knows everything except the token; it has another home, or no token."""
     shared, other = tmp_path / "shared", tmp_path / "other"
@@ -55,7 +55,7 @@ def test_nodes_with_a_shared_home_share_a_token_and_others_are_refused(
 
 
 def test_node_accepted_without_a_token_cannot_replace_a_live_node(
-    tmp_path: Path, network: Network
+    tmp_path: Path, network: MachineNetwork
 ) -> None:
     """With `auth=none`, such a node could otherwise become rank 0 and serve the workers' store."""
     with NetworkCluster(tmp_path, network, "2") as cluster:
@@ -75,7 +75,7 @@ def test_node_accepted_without_a_token_cannot_replace_a_live_node(
 
 @pytest.mark.parametrize("alias", ["127.0.0.1", "127.0.1.1"])
 def test_host_whose_name_is_loopback_is_reachable_for_others(
-    tmp_path: Path, network: Network, alias: str
+    tmp_path: Path, network: MachineNetwork, alias: str
 ) -> None:
     """`/etc/hosts` of many systems maps a machine's own name to loopback, which other nodes must not use."""
     network.name(0, "head", alias)
@@ -88,7 +88,7 @@ def test_host_whose_name_is_loopback_is_reachable_for_others(
 
 
 def test_node_with_a_loopback_endpoint_is_reachable_for_others(
-    tmp_path: Path, network: Network
+    tmp_path: Path, network: MachineNetwork
 ) -> None:
     token = {"HOLDFAST_TOKEN": "a token that all of them were given"}
     with NetworkCluster(tmp_path, network, "2") as cluster:
@@ -104,7 +104,9 @@ def test_node_with_a_loopback_endpoint_is_reachable_for_others(
             assert cluster.agents[name].end()[0] == 0
 
 
-def test_cut_off_node_is_lost_and_rejoins_after_the_cut(tmp_path: Path, network: Network) -> None:
+def test_cut_off_node_is_lost_and_rejoins_after_the_cut(
+    tmp_path: Path, network: MachineNetwork
+) -> None:
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc")
         old = wait_for_group(cluster, *"abc")
@@ -120,7 +122,7 @@ def test_cut_off_node_is_lost_and_rejoins_after_the_cut(tmp_path: Path, network:
 
 
 def test_cut_off_node_stops_its_workers_before_they_are_replaced(
-    tmp_path: Path, network: Network
+    tmp_path: Path, network: MachineNetwork
 ) -> None:
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc", conf="on_lost=stop")
@@ -138,7 +140,7 @@ def test_cut_off_node_stops_its_workers_before_they_are_replaced(
 
 @pytest.mark.parametrize("direction", ["to the coordinator", "from the coordinator"])
 def test_node_cut_off_in_one_direction_is_lost(
-    tmp_path: Path, network: Network, direction: str
+    tmp_path: Path, network: MachineNetwork, direction: str
 ) -> None:
     ways = (2, 0) if direction == "to the coordinator" else (0, 2)
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
@@ -152,7 +154,9 @@ def test_node_cut_off_in_one_direction_is_lost(
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_job_survives_a_cut_of_the_coordinators_machine(tmp_path: Path, network: Network) -> None:
+def test_job_survives_a_cut_of_the_coordinators_machine(
+    tmp_path: Path, network: MachineNetwork
+) -> None:
     """The other nodes detect only its silence. With default settings, they must report it within 10 s."""
     by_default = "keep_alive_interval=1,keep_alive_max_attempt=5"
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
@@ -175,7 +179,9 @@ def test_job_survives_a_cut_of_the_coordinators_machine(tmp_path: Path, network:
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_nodes_exit_if_the_coordinator_stays_cut_off(tmp_path: Path, network: Network) -> None:
+def test_nodes_exit_if_the_coordinator_stays_cut_off(
+    tmp_path: Path, network: MachineNetwork
+) -> None:
     with NetworkCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc", conf="coordinator_timeout=3")
         wait_for_group(cluster, *"abc")
@@ -199,7 +205,7 @@ raise RuntimeError("the reason of this failure" + " and its details" * 4000)
 
 @pytest.mark.parametrize("link", ["slow", "narrow"])
 def test_long_failure_report_arrives_over_a_slow_link(
-    tmp_path: Path, network: Network, link: str
+    tmp_path: Path, network: MachineNetwork, link: str
 ) -> None:
     """Sending takes longer than a node may be silent, but its heartbeats still arrive."""
     if shutil.which("tc") is None:
@@ -242,7 +248,7 @@ TCPStore(sys.argv[1], int(sys.argv[2]), timeout=timedelta(seconds=0.5)).set("vis
     ],
 )
 def test_store_of_a_one_node_job_is_reachable_only_if_configured(
-    tmp_path: Path, network: Network, flags: str, host: str, is_open: bool
+    tmp_path: Path, network: MachineNetwork, flags: str, host: str, is_open: bool
 ) -> None:
     for node in (0, 1):
         network.name(node, "node0", address(0))

@@ -21,7 +21,7 @@ from real_teams import OBEY, Agent, Cluster
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from chaos.machine_network import Network
+    from chaos.machine_network import MachineNetwork
 
 LISTENING = "0A"
 SECOND_ADDRESS = "10.77.0.101"
@@ -121,7 +121,7 @@ print(store.get("plan").decode())
 
 @pytest.mark.parametrize(("access", "plan"), [("hosts", "three-steps"), ("open", "curl-evil")])
 def test_foreign_host_cannot_impersonate_a_rank_unless_the_store_is_open(
-    tmp_path: Path, network: Network, access: str, plan: str
+    tmp_path: Path, network: MachineNetwork, access: str, plan: str
 ) -> None:
     with NetworkCluster(tmp_path, network, "2", script=TRUST) as cluster:
         for name in "ab":
@@ -141,7 +141,7 @@ def test_foreign_host_cannot_impersonate_a_rank_unless_the_store_is_open(
 
 @pytest.mark.parametrize("access", ["hosts", "open"])
 def test_another_user_of_the_stores_host_is_refused_at_every_address(
-    tmp_path: Path, network: Network, access: str
+    tmp_path: Path, network: MachineNetwork, access: str
 ) -> None:
     def attack(source: str, port: int) -> str:
         target = address(0) if source == address(0) else "127.0.0.1"
@@ -182,7 +182,7 @@ else:
 
 
 def test_private_store_serves_workers_only_through_their_agents(
-    tmp_path: Path, network: Network
+    tmp_path: Path, network: MachineNetwork
 ) -> None:
     """Other users on a host of the job, and other processes of the job's user there, are refused too."""
 
@@ -223,7 +223,7 @@ def test_private_store_serves_workers_only_through_their_agents(
 @pytest.mark.parametrize("access", ["hosts", "private"])
 @pytest.mark.parametrize("backend", ["c10d", "file"])
 def test_each_generation_is_attested_separately(
-    tmp_path: Path, network: Network, backend: str, access: str
+    tmp_path: Path, network: MachineNetwork, backend: str, access: str
 ) -> None:
     (tmp_path / "shared").mkdir()
     shared = str(tmp_path / "shared") if backend == "file" else ""

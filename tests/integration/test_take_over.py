@@ -12,7 +12,7 @@ from real_jobs import HOLDFAST
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from chaos.machine_network import Network
+    from chaos.machine_network import MachineNetwork
     from real_teams import Agent
 
 TOKEN = {"HOLDFAST_TOKEN": "a token that all of them were given"}
@@ -24,7 +24,7 @@ ELSEWHERE = "is_host=0"
 class ListCluster(NetworkCluster):
     """Agents on machines of a network, each with the list of endpoints."""
 
-    def __init__(self, folder: Path, network: Network, nnodes: str) -> None:
+    def __init__(self, folder: Path, network: MachineNetwork, nnodes: str) -> None:
         super().__init__(folder, network, nnodes)
         self._endpoint = ",".join(ENDPOINTS)
 
@@ -39,7 +39,7 @@ class ListCluster(NetworkCluster):
             self.start_on(name, conf=f"{PATIENT},{conf}".rstrip(","), env=TOKEN)
 
 
-def test_operator_takes_over_from_a_failed_machine(tmp_path: Path, network: Network) -> None:
+def test_operator_takes_over_from_a_failed_machine(tmp_path: Path, network: MachineNetwork) -> None:
     with ListCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc")
         wait_for_group(cluster, *"abc")
@@ -68,7 +68,7 @@ def test_operator_takes_over_from_a_failed_machine(tmp_path: Path, network: Netw
 
 
 def test_cut_off_coordinator_stops_when_it_detects_its_replacement(
-    tmp_path: Path, network: Network
+    tmp_path: Path, network: MachineNetwork
 ) -> None:
     """The operator was wrong: it still runs. Its own node joins at the replacement; no node returns to it."""
     with ListCluster(tmp_path, network, "2:3") as cluster:
@@ -85,7 +85,7 @@ def test_cut_off_coordinator_stops_when_it_detects_its_replacement(
 
 
 def test_takeover_restarts_no_worker_if_all_nodes_reconnect(
-    tmp_path: Path, network: Network
+    tmp_path: Path, network: MachineNetwork
 ) -> None:
     """The coordinator runs without an agent; it is taken over twice, from the first to the third machine."""
     with ListCluster(tmp_path, network, "2") as cluster:

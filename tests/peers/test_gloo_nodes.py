@@ -14,7 +14,7 @@ from real_teams import Cluster
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from chaos.machine_network import Network
+    from chaos.machine_network import MachineNetwork
 
 pytestmark = pytest.mark.torch
 
@@ -76,7 +76,7 @@ def test_gloo_runs_after_a_join_and_after_a_loss(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("access", ["hosts", "private"])
 def test_gloo_runs_on_several_machines_with_a_restricted_store(
-    tmp_path: Path, network: Network, access: str
+    tmp_path: Path, network: MachineNetwork, access: str
 ) -> None:
     with NetworkCluster(tmp_path, network, "2", "--max-restarts=1", script=GLOO) as cluster:
         for name in "ab":

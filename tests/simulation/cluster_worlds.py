@@ -11,13 +11,13 @@ import itertools
 import random
 from typing import TYPE_CHECKING, Any
 
-from simulator.cluster_machines import Members
+from simulator.cluster_machines import SimMembers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class World(Members):
+class World(SimMembers):
     """All machines, with virtual time."""
 
     def __init__(self, seed: int, size: int, **broken: Any) -> None:

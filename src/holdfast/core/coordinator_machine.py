@@ -33,7 +33,7 @@ import msgspec
 from holdfast.core.failure_hold import FailureHold, must_hold
 from holdfast.core.first_failure import with_local_times
 from holdfast.core.limits import TERMS_PER_ENDPOINT
-from holdfast.core.liveness import CLOSED, STEPS_PER_SILENCE, AttendedClock, Liveness
+from holdfast.core.liveness import CLOSED, STEPS_PER_SILENCE, AwakeClock, Liveness
 from holdfast.core.machine import Event, InvalidEvent, Story, Tick
 from holdfast.core.phases import JobOutcome, NodePhase, NodeRole, RefusalReason
 from holdfast.core.protocol import (
@@ -154,8 +154,8 @@ class CoordinatorMachine:
         self.decisions: list[tuple[JobEvent, Job]] | None = None
         """Events and the job after each. An observer sets this to a list and empties it."""
         self._liveness: Liveness[NodeKey] = Liveness(now, silence_s=silence_s, grace_s=grace_s)
-        self._clock = AttendedClock(now, silence_s / STEPS_PER_SILENCE)
-        self._waits: dict[str, WaitTimers] = {}  # Of waiting jobs, by the attended clock.
+        self._clock = AwakeClock(now, silence_s / STEPS_PER_SILENCE)
+        self._waits: dict[str, WaitTimers] = {}  # Of waiting jobs, by the awake clock.
         self._empty_since: dict[str, float] = {}  # Ordered: the longest-empty job first.
         self._calls: dict[str, RollCall] = {}  # By job, while failures are held.
         self._calls_made = 0
@@ -391,9 +391,9 @@ class CoordinatorMachine:
                     self._liveness.forget((run_id, one.node, one.incarnation))
         answers += self._release(now)
         if self._waits:
-            attended = self._clock.read(now)
+            awake_s = self._clock.read(now)
             for run_id, timers in [*self._waits.items()]:
-                for ended, cause in timers.ended(attended):
+                for ended, cause in timers.ended(awake_s):
                     answers += self._decide(now, self.jobs[run_id], ended, cause)
         while self._empty_since:
             run_id, since = next(iter(self._empty_since.items()))
@@ -416,9 +416,9 @@ class CoordinatorMachine:
         """Return when the next `TICK` is due, or None if nothing has a deadline."""
         deadline = self._liveness.next_deadline(now)
         if self._waits:
-            attended = self._clock.read(now)
+            awake_s = self._clock.read(now)
             ends = [at for one in self._waits.values() if (at := one.next_end) is not None]
-            rest = min(ends) - attended
+            rest = min(ends) - awake_s
             # The clock counts the whole time only if it is read at least every `step_s`.
             at = now + max(0.0, min(rest, self._clock.step_s))
             deadline = at if deadline is None else min(deadline, at)

@@ -22,24 +22,24 @@ them, and clocks that run at different speeds."""
 Peer = TypeVar("Peer")  # How the watcher identifies a peer.
 
 
-class AttendedClock:
+class AwakeClock:
     """Counts the seconds during which its owner was awake: at most `step_s` of each gap."""
 
     def __init__(self, now: float, step_s: float) -> None:
         self.step_s = step_s
         self._read_at = now
-        self._attended = 0.0
+        self._awake_s = 0.0
 
     def read(self, now: float) -> float:
         """Note that the owner is awake at `now`; return the total time that it was awake."""
-        self._attended = self.peek(now)
+        self._awake_s = self.peek(now)
         self._read_at = now
-        return self._attended
+        return self._awake_s
 
     def peek(self, now: float) -> float:
         """Return the result of `read` without a change; any thread may call this."""
         gap = now - self._read_at
-        return self._attended + (min(gap, self.step_s) if gap > 0.0 else 0.0)
+        return self._awake_s + (min(gap, self.step_s) if gap > 0.0 else 0.0)
 
 
 class LoopWatch:
@@ -53,7 +53,7 @@ class LoopWatch:
         self.limit_s = limit_s
         self.is_stuck = False
         self.step_s = limit_s / STEPS_PER_SILENCE
-        self._clock = AttendedClock(now, self.step_s)
+        self._clock = AwakeClock(now, self.step_s)
         self._responded_at = 0.0
 
     def check(self, now: float, *, responded: bool) -> bool:
@@ -74,7 +74,7 @@ class Liveness(Generic[Peer]):
     def __init__(self, now: float, *, silence_s: float, grace_s: float) -> None:
         self.silence_s = silence_s
         self.grace_s = grace_s
-        self._clock = AttendedClock(now, silence_s / STEPS_PER_SILENCE)
+        self._clock = AwakeClock(now, silence_s / STEPS_PER_SILENCE)
         self._received_at: dict[Peer, float] = {}  # Ordered by time.
         self._disconnected_at: dict[Peer, float] = {}  # Likewise.
 
@@ -106,14 +106,14 @@ class Liveness(Generic[Peer]):
         A peer whose connection closed is returned a second time after `silence_s` without a message:
         by then a node that fences itself has stopped its workers.
         """
-        attended = self._clock.read(now)
+        awake_s = self._clock.read(now)
         lost: dict[Peer, str] = {}
         for peer, at in self._disconnected_at.items():
-            if attended - at < self.grace_s:
+            if awake_s - at < self.grace_s:
                 break
             lost[peer] = CLOSED
         for peer, at in self._received_at.items():
-            if attended - at < self.silence_s:
+            if awake_s - at < self.silence_s:
                 break
             lost.setdefault(peer, f"no heartbeat for {self.silence_s:g} s")
         for peer, why in lost.items():
@@ -127,10 +127,10 @@ class Liveness(Generic[Peer]):
         """Return when to call `expired` next, or None if no peer is watched."""
         if not self._received_at:
             return None
-        attended = self._clock.read(now)
-        rest = next(iter(self._received_at.values())) + self.silence_s - attended
+        awake_s = self._clock.read(now)
+        rest = next(iter(self._received_at.values())) + self.silence_s - awake_s
         if self._disconnected_at:
-            rest = min(rest, next(iter(self._disconnected_at.values())) + self.grace_s - attended)
+            rest = min(rest, next(iter(self._disconnected_at.values())) + self.grace_s - awake_s)
         # The clock counts the whole time only if it is read at least every step.
         return now + max(0.0, min(rest, self._clock.step_s))
 

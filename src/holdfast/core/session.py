@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.core.job_settings import JobSettings
-from holdfast.core.liveness import AttendedClock, StopDeadline
+from holdfast.core.liveness import AwakeClock, StopDeadline
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
 from holdfast.core.phases import NodePhase, NodeRole
 from holdfast.core.protocol import Ack, Failure, Heartbeat, NodeInfo, Request, Status, View, echo
@@ -208,11 +208,11 @@ class Session:
         self._status = Status(seq=0, run_id=run_id, info=info, settings=settings)
         self._timeouts = timeouts
         self._draw = draw
-        self._clock = AttendedClock(now, max(timeouts.heartbeat_s, timeouts.silence_s / 5))
+        self._clock = AwakeClock(now, max(timeouts.heartbeat_s, timeouts.silence_s / 5))
         self._heartbeat_s = min(
             timeouts.heartbeat_s, timeouts.unreachable_s / HEARTBEATS_PER_SILENCE_MIN
         )
-        self._received_at = 0.0  # This time and the next six are by the attended clock.
+        self._received_at = 0.0  # This time and the next six are by the awake clock.
         self._opened_at = 0.0
         self._unreachable_since: float | None = None  # Cleared by a view, not by a connection.
         self._heartbeat_at = 0.0

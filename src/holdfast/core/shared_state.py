@@ -51,7 +51,7 @@ import msgspec
 
 from holdfast.core.bounded import MALFORMED
 from holdfast.core.job_settings import JobSettings
-from holdfast.core.liveness import AttendedClock, Liveness, StopDeadline
+from holdfast.core.liveness import AwakeClock, Liveness, StopDeadline
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick, short_text
 from holdfast.core.phases import JobOutcome, NodePhase, NodeRole, RefusalReason
 from holdfast.core.protocol import NodeInfo, Status, View, echo
@@ -280,8 +280,8 @@ class SharedStateSession:
         self._pause_s = READ_S_MIN
         self._backoff_s = BACKOFF_S_MIN
         self._reads_again = False
-        # The availability of the store. `_contact_at` is by the attended clock.
-        self._clock = AttendedClock(now, timeouts.unreachable_s / CLOCK_STEPS_MIN)
+        # The availability of the store. `_contact_at` is by the awake clock.
+        self._clock = AwakeClock(now, timeouts.unreachable_s / CLOCK_STEPS_MIN)
         self._contact_at = 0.0
         self.given_up = False
         self._at = 0.0  # The time of the newest event, by that clock.

@@ -37,14 +37,14 @@ class NumaNode(Value):
     cpus: tuple[Cpu, ...]
 
 
-class Machine(Value):
+class NumaTopology(Value):
     """The input of the selection. `gpus` has the NUMA node of each GPU, by its number."""
 
     nodes: tuple[NumaNode, ...]
     gpus: tuple[int, ...]
 
 
-def cpus_of(machine: Machine, mode: str, gpu: int, allowed: Iterable[int]) -> list[int]:
+def cpus_of(machine: NumaTopology, mode: str, gpu: int, allowed: Iterable[int]) -> list[int]:
     """Return the CPUs for the worker that uses this GPU, in ascending order; at least one."""
     if gpu >= len(machine.gpus):
         raise EnvironmentProblem(
@@ -69,7 +69,7 @@ def cpus_of(machine: Machine, mode: str, gpu: int, allowed: Iterable[int]) -> li
     return sorted(cpu.number for cpu in chosen)
 
 
-def _allowed_part(machine: Machine, allowed: frozenset[int]) -> dict[int, tuple[Cpu, ...]]:
+def _allowed_part(machine: NumaTopology, allowed: frozenset[int]) -> dict[int, tuple[Cpu, ...]]:
     """Return the usable CPUs of each node, the lowest first; nodes without usable CPUs are omitted."""
     usable = {
         node.number: tuple(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.values import Value
 from holdfast.errors import EnvironmentProblem
-from holdfast.numa.affinity import Cpu, Machine, NumaNode, parse_ranges
+from holdfast.numa.affinity import Cpu, NumaNode, NumaTopology, parse_ranges
 from holdfast.numa.visible_devices import visible_numbers
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ PCI_DEVICES = "sys/bus/pci/devices"
 CACHES_OF_DATA = ("Data", "Unified")
 
 
-def read_machine(root: str, gpu_addresses: Iterable[str]) -> Machine:
+def read_machine(root: str, gpu_addresses: Iterable[str]) -> NumaTopology:
     """Return the machine whose file system is mounted at `root`, with the GPUs at these PCI addresses."""
     nodes = tuple(
         NumaNode(number, tuple(_cpus(root, _numbers(root, NODES, f"node{number}", "cpulist"))))
         for number in numbered(os.path.join(root, NODES), "node")
     )
-    return Machine(nodes, tuple(node_of(root, address) for address in gpu_addresses))
+    return NumaTopology(nodes, tuple(node_of(root, address) for address in gpu_addresses))
 
 
 def node_of(root: str, address: str) -> int:

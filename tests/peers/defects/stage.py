@@ -24,7 +24,7 @@ from benchmarks.nodes import Nodes, NotReached, free_port
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from benchmarks.nodes import Agent
+    from benchmarks.nodes import NodeAgent
 
 __all__ = ["WORKERS", "Evidence", "Lab", "Nodes", "NotReached", "Outcome", "free_port"]
 
@@ -117,7 +117,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def log_tail(agent: Agent) -> str:
+def log_tail(agent: NodeAgent) -> str:
     """Return the last line of an agent's console."""
     lines = [line.strip() for line in agent.output().splitlines() if line.strip()]
     return lines[-1] if lines else "(nothing)"

@@ -9,7 +9,7 @@ import pytest
 # The benchmarks are run from the project's root and are not installed.
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from benchmarks.figures import NEVER, Metric, Result, Summary, Target
+from benchmarks.figures import NEVER, Metric, RowResult, Summary, Target
 
 LOSS = Metric("killed", "a node lost", "s", (Target("limit", 1),), waited=30)
 RESTART = Metric("restart", "a restart", "s", (Target("torchrun", 8),))
@@ -29,7 +29,7 @@ def test_missing_samples_count_as_slowest(samples: list[float], summary: Summary
 
 
 def test_one_missing_sample_misses_a_limit() -> None:
-    measured = Result(LOSS, {"holdfast": [0.5, NEVER, 0.5]})
+    measured = RowResult(LOSS, {"holdfast": [0.5, NEVER, 0.5]})
     assert [one.reached for one in measured.verdicts()] == [False]
 
 
@@ -40,12 +40,12 @@ def test_one_missing_sample_misses_a_limit() -> None:
 def test_ratio_handles_missing_samples(
     torchrun: float, holdfast: float, reached: bool | None
 ) -> None:
-    measured = Result(RESTART, {"torchrun": [torchrun], "holdfast": [holdfast]})
+    measured = RowResult(RESTART, {"torchrun": [torchrun], "holdfast": [holdfast]})
     assert [one.reached for one in measured.verdicts()] == [reached]
 
 
 def test_missing_samples_are_text_in_json() -> None:
-    received = Result(LOSS, {"torchrun": [NEVER, NEVER], "holdfast": [0.5]}).as_json()
+    received = RowResult(LOSS, {"torchrun": [NEVER, NEVER], "holdfast": [0.5]}).as_json()
     read = json.loads(json.dumps(received, allow_nan=False))
     assert read["samples"]["torchrun"] == ["never", "never"]
     assert read["summary"]["torchrun"]["median"] == "never"
@@ -55,4 +55,4 @@ def test_missing_samples_are_text_in_json() -> None:
 @pytest.mark.parametrize(("speeds", "reached"), [([90, 100, 110], True), ([90, 99, 200], False)])
 def test_lower_limit_applies_to_the_median(speeds: list[float], reached: bool) -> None:
     floor = Metric("steps", "a simulator", "steps/s", (Target("floor", 100),))
-    assert [one.reached for one in Result(floor, {"holdfast": speeds}).verdicts()] == [reached]
+    assert [one.reached for one in RowResult(floor, {"holdfast": speeds}).verdicts()] == [reached]

@@ -83,34 +83,34 @@ times = st.lists(
 @given(times)
 @settings(deadline=None)
 def test_liveness_equals_a_simple_model(story: list[tuple[str, str, float]]) -> None:
-    liveness, now, attended = watch(), START, 0.0
+    liveness, now, awake_s = watch(), START, 0.0
     received: dict[str, float] = {}
     cut: dict[str, float] = {}
     for what, peer, passed in story:
         now += passed
         if what != "forget":
-            attended += min(passed, STEP_S)
+            awake_s += min(passed, STEP_S)
         else:
             now -= passed
         match what:
             case "received":
                 liveness.received(peer, now)
-                received[peer] = attended
+                received[peer] = awake_s
                 cut.pop(peer, None)
             case "disconnected":
                 liveness.disconnected(peer, now)
                 if peer not in received or peer in cut:
-                    attended -= min(passed, STEP_S)  # The call does not read the clock.
+                    awake_s -= min(passed, STEP_S)  # The call does not read the clock.
                     now -= passed
                 else:
-                    cut[peer] = attended
+                    cut[peer] = awake_s
             case "forget":
                 liveness.forget(peer)
                 received.pop(peer, None)
                 cut.pop(peer, None)
             case _:
-                closed = {p for p, at in cut.items() if attended - at >= GRACE_S}
-                silent = {p for p, at in received.items() if attended - at >= SILENCE_S}
+                closed = {p for p, at in cut.items() if awake_s - at >= GRACE_S}
+                silent = {p for p, at in received.items() if awake_s - at >= SILENCE_S}
                 assert set(liveness.expired(now)) == closed | silent
                 for one in closed:  # The peer is watched until it was silent for long enough.
                     del cut[one]

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.numa.affinity import Cpu, Machine, NumaNode, cpus_of, format_ranges, parse_ranges
+from holdfast.numa.affinity import Cpu, NumaNode, NumaTopology, cpus_of, format_ranges, parse_ranges
 from synthetic_machines import FOUR_NODES, TWO_SOCKETS, Shape
 
 
-def machine_of(shape: Shape) -> Machine:
+def machine_of(shape: Shape) -> NumaTopology:
     """Return the machine that a shape describes, without its files."""
 
     def cpu(number: int) -> Cpu:
@@ -15,7 +15,7 @@ def machine_of(shape: Shape) -> Machine:
         socket = core // shape.cores_per_node // shape.nodes_per_socket
         return Cpu(number, core, socket, shape.complex_of(core).start)
 
-    return Machine(
+    return NumaTopology(
         tuple(
             NumaNode(node, tuple(map(cpu, shape.threads(shape.cores_of(node)))))
             for node in range(shape.nodes)
@@ -41,7 +41,7 @@ def test_core_id_is_its_lowest_thread_even_if_unusable() -> None:
 def test_node_without_usable_cpus_does_not_affect_other_nodes() -> None:
     """Some machines have a NUMA node that is only memory; a container may allow no CPU of a node."""
     whole = machine_of(FOUR_NODES)
-    machine = Machine((*whole.nodes, NumaNode(4, ())), whole.gpus)
+    machine = NumaTopology((*whole.nodes, NumaNode(4, ())), whole.gpus)
     assert format_ranges(cpus_of(machine, "socket", 0, range(16, 128))) == "16-31,64-95"
     assert format_ranges(cpus_of(machine, "socket", 0, range(16, 32))) == "16-31"
 
@@ -57,7 +57,7 @@ def test_impossible_binding_is_an_error(mode: str, gpu: int, allowed: list[int])
 
 
 def test_missing_topology_is_an_error_if_it_is_needed() -> None:
-    machine = Machine((NumaNode(0, (Cpu(0, 0, None, None),)),), (0,))
+    machine = NumaTopology((NumaNode(0, (Cpu(0, 0, None, None),)),), (0,))
     assert cpus_of(machine, "node", 0, [0]) == [0]
     assert cpus_of(machine, "exclusive", 0, [0]) == [0]
     with pytest.raises(EnvironmentProblem):

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.numa.affinity import Cpu, Machine, NumaNode
+from holdfast.numa.affinity import Cpu, NumaNode, NumaTopology
 from holdfast.numa.topology import node_of, read_machine
 from synthetic_machines import add_pci, put
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def test_missing_topology_is_none(tmp_path: Path) -> None:
     put(tmp_path, "sys/devices/system/node/node0/cpulist", "0-1")
     cpus = (Cpu(0, 0, None, None), Cpu(1, 1, None, None))
-    assert read_machine(str(tmp_path), []) == Machine((NumaNode(0, cpus),), ())
+    assert read_machine(str(tmp_path), []) == NumaTopology((NumaNode(0, cpus),), ())
 
 
 @pytest.mark.parametrize(("content", "node"), [(1, 1), (-1, 0), (None, 0)])

@@ -96,7 +96,7 @@ from holdfast.core.etcd.witness import (
 )
 from holdfast.core.failure_hold import FailureHold, must_hold
 from holdfast.core.first_failure import with_local_times
-from holdfast.core.liveness import AttendedClock
+from holdfast.core.liveness import AwakeClock
 from holdfast.core.machine import TICK, Event, Story, Tick
 from holdfast.core.protocol import Heartbeat, Status, View
 from holdfast.core.rounds import (
@@ -166,8 +166,8 @@ class LedJob:
         """Events and the job after each. An observer sets this to a list and empties it."""
         self._strict = strict
         self._make = rounds
-        self._clock = AttendedClock(now, step_s)
-        self._waits = WaitTimers()  # By the attended clock.
+        self._clock = AwakeClock(now, step_s)
+        self._waits = WaitTimers()  # By the awake clock.
         self._hold = FailureHold()
         self._late: dict[int, Status] = {}  # Nodes that joined a failed job before its report.
         self._waits.observe(self._clock.read(now), self.rounds)
