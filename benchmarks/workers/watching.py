@@ -18,7 +18,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from fleet import RUN_ID, Agent, Fleet, cpu_s_of, serve  # type: ignore[import-not-found]
+from fleet import RUN_ID, Fleet, FleetAgent, cpu_s_of, serve  # type: ignore[import-not-found]
 
 from holdfast.control.discovery import open_job
 from holdfast.control.job_client import Endpoint
@@ -41,7 +41,7 @@ class WatchedFleet(Fleet):  # type: ignore[misc]
         super().__init__(port, count, deadline, None)
         self._every_s = 0.0
         self._until = 0.0
-        self._due: list[tuple[float, Agent]] = []
+        self._due: list[tuple[float, FleetAgent]] = []
         workers = [
             WorkerReport(rank=rank, pid=1000 + rank, state="running", step=rank, section="forward")
             for rank in range(WORKERS)
@@ -61,7 +61,7 @@ class WatchedFleet(Fleet):  # type: ignore[misc]
         for agent in self.agents:
             agent.on_other = self._watched
 
-    def _watched(self, agent: Agent, body: bytes) -> None:
+    def _watched(self, agent: FleetAgent, body: bytes) -> None:
         message = decode(body)
         if not isinstance(message, Watch):
             return
