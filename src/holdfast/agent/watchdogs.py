@@ -3,7 +3,7 @@
 Workers set timers through a named pipe (`holdfast.timers`), if the agent's environment enables
 it. Each worker reports sections through its own page of memory (`holdfast.worker`). `poll` reports both
 as `TimersExpired`. The supervision decides which stacks to dump (`dump`) and which processes get
-which signal (`signal`). The exit is an ordinary event, and the failure report names the timer.
+which signal (`signal`). The killed worker's exit is an ordinary event, and the failure report names the timer.
 `blocked_workers` detects uninterruptible sleep.
 """
 
@@ -248,7 +248,7 @@ class Watchdogs:
             # The process that calls `holdfast.worker`; it may be the child of a shell.
             pid = pages.progress(rank).pid
             if not self._is_ours(pid):
-                # The pid is that of a container's namespace, or the process has left its parent.
+                # The pid belongs to a container's namespace, or the process is no longer below the worker.
                 pid = next((pid for pid, one in self._workers.items() if one == rank), 0)
             if pid:
                 timer = reaper.section_timer(section, pid, now, time.time())

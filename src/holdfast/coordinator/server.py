@@ -134,8 +134,8 @@ class CoordinatorServer:
         self._operators_swept_at = self._loop.time()
         self._token = token
         self._endpoint_index = endpoint_index
-        self._only_job = run_id  # The only job, if the token is that of a job.
-        self._chosen_job = only_job
+        self._token_job = run_id  # The job that the token is for; empty until a client proves it.
+        self._only_job = only_job
         self._port: int = listener.getsockname()[1]
         self._advertised_port = advertised_port
         self._tls = tls
@@ -196,9 +196,9 @@ class CoordinatorServer:
             why = f"it runs at entry {self._endpoint_index + 1} of the list of endpoints, not at {hello.endpoint_index + 1}"
             # This may be a regular probe by a coordinator at an earlier endpoint.
             raise HandshakeRefused(why, permanent=False, is_probe=True)
-        if self._chosen_job and hello.run_id not in ("", self._chosen_job):
+        if self._only_job and hello.run_id not in ("", self._only_job):
             raise HandshakeRefused(
-                f"the coordinator took over only the job {quoted(repr(self._chosen_job))}, not "
+                f"the coordinator took over only the job {quoted(repr(self._only_job))}, not "
                 f"{quoted(repr(hello.run_id))}",
                 permanent=False,
             )
@@ -232,10 +232,10 @@ class CoordinatorServer:
                 f"advertised_port={hello.port}"
             )
         if is_job_token(token):
-            self._only_job = self._only_job or hello.run_id
-            if hello.run_id != self._only_job or not hello.run_id:
+            self._token_job = self._token_job or hello.run_id
+            if hello.run_id != self._token_job or not hello.run_id:
                 raise HandshakeRefused(
-                    f"the coordinator has the token of {quoted(repr(self._only_job))} and serves no "
+                    f"the coordinator has the token of {quoted(repr(self._token_job))} and serves no "
                     "other job"
                 )
 

@@ -3,14 +3,14 @@
 Any client may connect, so these limits apply: the head of a request has at most `HEAD_BYTES_MAX`, and the server
 limits the body. A request must arrive within `EXCHANGE_S`, and the client must read the response within the same
 time. Above the limit of clients, the server closes the oldest connection of the address with the most
-connections (`half_open`), unless it is computing the response. One thread does all reading and writing and
-never waits for a single client, so a slow client does not delay the others.
+connections (`half_open`); connections whose response it is computing are exempt. One thread does all reading and
+writing and never waits for a single client, so a slow client does not delay the others.
 
 A server on loopback is for programs on its own host, not for web pages. The author of a page can make a name
 resolve to 127.0.0.1 and then read what a browser receives from this server. So a server on loopback refuses
 requests for a name that is not its own.
 
-The server calls `respond` in its thread, so it must not block. With `in_threads` each call has its own thread.
+The server calls `respond` in its thread, so `respond` must not block. With `in_threads` each call has its own thread.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The timers that workers set over a named pipe.
 
 An agent waits in its own loop until `fileno()` is readable or until `next_deadline()`, then calls
-`collect_late(now)`, and `close()` at the end. This only reports which timers have expired: the agent's
-machine decides, and the agent reports the outcome with `finish`. It reads all requests before it checks
-deadlines, so that a delayed agent does not report workers that were in time.
+`collect_late(now)`, and `close()` at the end. `collect_late` only reports which timers have
+expired: the agent's machine decides, and the agent reports the outcome with `finish`. `collect_late` reads all
+requests before it checks deadlines, so that a delayed agent does not report workers that were in time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FULL_READS_MAX = 8
 
 
 class WorkerTimers:
-    """The timers of an agent's workers. `is_ours(pid)` returns whether a request may name a process."""
+    """The timers of an agent's workers. `is_ours(pid)` returns whether a request may name that process."""
 
     def __init__(self, path: str, run_id: str, is_ours: Callable[[int], bool]) -> None:
         self._run_id = run_id

@@ -72,7 +72,7 @@ def construct_and_record_rdzv_event(
 ) -> None:
     """Create an event of the rendezvous and record it; do nothing if no handler gets such events.
 
-    The event's name has the caller's file, and `name` or the caller's function. If the node failed, the
+    The event's name is the caller's file, a colon, and `name` or the caller's function. If the node failed, the
     event has the traceback of the exception that is being handled.
     """
     if not destinations.is_recorded(destinations.RENDEZVOUS):

@@ -13,7 +13,7 @@ Version 1 is one object. Every key is always present. If a value is unknown, a t
 `host`                  the host that wrote it
 `log_dir`               where the logs of all workers are
 `first`                 the first failure
-`first_is_one_of`       ranks, if any of these workers may have failed first; else empty
+`first_is_one_of`       the ranks that may have failed first, if that is not certain; else empty
 `others`                the other failures, from the first to the last
 ======================  ======================================================================
 
@@ -166,7 +166,7 @@ def _known(value: str) -> str:
 
 
 def _text(value: str) -> str:
-    """Return `value` in a form that UTF-8 can encode; file names and messages may not be."""
+    """Return `value` without surrogates, which UTF-8 cannot encode; file names may contain them."""
     return value.encode("utf-8", "backslashreplace").decode()
 
 
@@ -183,7 +183,7 @@ LINE_CHARS_MAX = 2_000
 OTHERS_MAX = 64
 PACKED_BYTES_MAX = 64 * 1024
 """The limit for a packed report, which slow links must carry to each node in time."""
-PART_MAX = 64  # With texts this short, any report is below the limit.
+PART_MAX = 64  # With texts cut to this fraction, any report is below the limit.
 
 
 class BadReport(Exception):

@@ -620,7 +620,7 @@ class _Description:
         ]
         if shifted:
             notes.append(
-                f"Clocks of hosts are not compared. {len(shifted)} nodes are shifted by up to "
+                f"The clocks of hosts differ. The times of {len(shifted)} nodes are shifted by up to "
                 f"{max(map(abs, shifted)):.3f} s, so that shared generations start together."
             )
         unknown = sum(self.axis.ahead[id(node)] is None for node in self.nodes)
