@@ -138,7 +138,8 @@ ENDS = (
 )  # fmt: skip
 """The ends that a node records."""
 ENDS_OF_ALL = (RunEnd.FAILED, RunEnd.SUCCEEDED, RunEnd.STOPPED, RunEnd.RUNNING)
-"""If one node's run ended like this, or runs, this is also true of the job; the first one decides."""
+"""If the run of any node ended in one of these ways, or is running, the same holds for the job. If several
+apply, the first in this list decides."""
 
 
 class NodeEnd(NamedTuple):
@@ -482,7 +483,7 @@ def _end_with(one: Generation, job: RunEnd) -> Ending:
 
 
 def _end_before(one: Generation, following: Generation) -> Ending:
-    """Return how a generation ended that another one replaced."""
+    """Return how a generation ended, if another one replaced it."""
     why = following.why or one.reason or "another generation was started"
     if one.is_lost or (one.may_be_lost and not following.why):
         return Ending(GenerationEnd.LOST, why)

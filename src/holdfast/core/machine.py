@@ -19,8 +19,8 @@ shell) obeys this contract::
 cause: the id of the step that led to it, in this machine or another. An external event, such as a
 worker's exit or a timer, has no cause. The shell passes `machine.story.last` on as the cause of the
 events that an effect produces. Messages between nodes need no extra field: a `Status` and a `View` have
-ids (`n1/status#5`, `n1/view#2.7`); the step that sends a message lists it in its effects, and the step
-that receives it has it as its cause. So you can follow a failure from the worker's exit through the
+ids (`n1/status#5`, `n1/view#2.7`); the step that sends a message lists it in its effects, and the
+receiving step has the message's id as its cause. So you can follow a failure from the worker's exit through the
 agent's supervision and session to the coordinator's rounds, and from there to the sessions and
 supervisions of all nodes. `Story.sink` is called with every recorded step of every machine. `str(step)`
 is the step's line in a listing.
@@ -105,7 +105,7 @@ class Story:
     def record(
         self, now: float, state: object, event: object, effects: Sequence[object], cause: str = ""
     ) -> None:
-        """Add a step. If it has many effects, the story keeps only the first; the sink gets all."""
+        """Add a step. The story keeps only the first `EFFECTS_KEPT_MAX` effects; the sink gets all."""
         self._number += 1
         self.last = f"{self.node or '-'}/{self.machine}#{self._number}"
         if Story.sink is not None:

@@ -285,8 +285,7 @@ def modules_of_auto(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -
         console.info(f"--preload auto finds in {source.name}: {', '.join(found)}")
     elif not left_out:
         console.notice(
-            f"--preload auto finds no modules: {source.name} imports none at its top level that "
-            "are installed"
+            f"--preload auto finds no modules: {source.name} imports no installed module at its top level"
         )
     return found
 

@@ -1,7 +1,7 @@
 """Reads the state, parent, command and environment of any process from `/proc`.
 
 It needs no rights beyond those of the same user. A process may exit at any moment, so every reader
-returns a value for a process that has exited or that this user may not read. The keeper imports
+returns a default for a process that has exited or that this user may not read. The keeper imports
 nothing of Holdfast and has its own readers for children.
 
 `/proc/PID/environ` shows the variables with which a program was started. A worker that was forked,
@@ -225,7 +225,7 @@ def _place_of_environ() -> tuple[tuple[str, str], int] | None:
         bases = _bases(os.getpid())
     except (OSError, ValueError):
         return None
-    # Memory that is initially zero has no file; it follows its file's mapping.
+    # `environ` may be in memory that is not mapped from a file. Such memory follows the library's mapping.
     below = [(base, file) for file, base in bases.items() if base <= place]
     if not below:
         return None

@@ -19,7 +19,7 @@ SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.
 
 
 class Histogram:
-    """Counts times by bucket. Not thread-safe."""
+    """Counts durations by bucket. Not thread-safe."""
 
     __slots__ = ("bounds", "count", "counts", "sum")
 
@@ -28,19 +28,19 @@ class Histogram:
             raise ValueError(f"bounds must be finite and increasing: {bounds}")
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """The counts by bound; the last one counts the times above all bounds."""
+        """The counts by bound; the last one counts the durations above all bounds."""
         self.count = 0
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one time. A negative one, which two clocks can cause, counts as zero."""
+        """Count one duration. A negative one, which two clocks can cause, counts as zero."""
         value = max(0.0, value)
         self.counts[bisect_left(self.bounds, value)] += 1
         self.count += 1
         self.sum += value
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """Return how many times are not above each bound, and not above infinity."""
+        """Return each bound, and infinity, with the number of durations up to it."""
         so_far = 0
         found = []
         for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):

@@ -14,7 +14,7 @@ agent's requests, by their first item:
 
 ``preload modules kind what path``
     The first request: the modules to import, and how the workers will start, which determines the
-    `sys.path` for the imports; ``path`` replaces it if it is not None.
+    `sys.path` for the imports. If ``path`` is not None, it is the `sys.path` instead.
 ``worker serial targets argv kind what args env cwd cpus``
     One worker of the next batch. The message carries a descriptor for each number in ``targets``,
     the pipe for its start error, and the pipe at which it waits.
