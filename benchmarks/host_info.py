@@ -24,7 +24,7 @@ def describe() -> dict[str, Any]:
         "kernel": f"{platform.system()} {platform.release()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "torch": _version("torch"),
-        "holdfast": _version("holdfast"),
+        "holdfast": _version("holdfast-run"),
         "commit": _commit(),
         "load_before": [round(one, 2) for one in os.getloadavg()],
         "busy_before": round(_busy_share(), 3),

@@ -229,4 +229,4 @@ def test_missing_terminal_or_textual_is_reported_in_one_line(tmp_path: Path) -> 
     for env in ({}, {"PYTHONPATH": str(tmp_path)}):
         done = holdfast("top", env=env)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (78, "", 1)
-        assert ("holdfast[top]" in done.stderr) == bool(env)
+        assert ("holdfast-run[top]" in done.stderr) == bool(env)

@@ -17,7 +17,7 @@ class Command(NamedTuple):
     summary: str
     module: str
     extra: str = ""
-    """The optional dependencies that it needs, as in `pip install 'holdfast[extra]'`."""
+    """The optional dependencies that it needs, as in `pip install 'holdfast-run[extra]'`."""
     function: str = "execute"
     """The function in `module` that runs the command. It gets the parsed arguments."""
     operands: str = ""
@@ -86,7 +86,7 @@ examples:
         description=f"""\
 Watch a job in the terminal: its nodes and ranks, their speed, and how long each
 stage of a restart took. Keys show logs and stacks, and restart, drain or stop.
-Requires textual: pip install 'holdfast[top]'.
+Requires textual: pip install 'holdfast-run[top]'.
 {_DEFAULT_JOB}""",
         examples="""\
 examples:

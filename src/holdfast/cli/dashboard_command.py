@@ -1,6 +1,6 @@
 """The command `dashboard`: serves a web page about a running job.
 
-It needs the extra `holdfast[dashboard]` (starlette and uvicorn). Each dashboard creates its own login
+It needs the extra `holdfast-run[dashboard]` (starlette and uvicorn). Each dashboard creates its own login
 token. It writes the token to a file that only its user can read, and prints it if standard output is a
 terminal. The token never appears in a URL.
 """
@@ -51,7 +51,7 @@ examples:
   ssh -L {DEFAULT_PORT}:localhost:{DEFAULT_PORT} head
       run this on your own machine to reach a dashboard on head
 
-Requires starlette and uvicorn: pip install 'holdfast[dashboard]'
+Requires starlette and uvicorn: pip install 'holdfast-run[dashboard]'
 """
 
 

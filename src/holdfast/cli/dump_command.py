@@ -50,7 +50,7 @@ examples:
   holdfast dump --subprocesses 4711
       any process, and all its subprocesses
 
-Stacks are read with py-spy (pip install 'holdfast[dump]'), or requested at a
+Stacks are read with py-spy (pip install 'holdfast-run[dump]'), or requested at a
 worker's control socket. If neither is available, the state from the kernel is
 shown.
 """

