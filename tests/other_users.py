@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.net import peer_user
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -52,6 +54,16 @@ def as_user(user: int, act: Callable[[], str], network_of: int = 0) -> str:
         result = said_by_it.read()
     os.waitpid(pid, 0)
     return result
+
+
+def hide_owners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernel report no owner of any connection to this process."""
+
+    def no_netlink(*_: object) -> int:
+        raise OSError
+
+    monkeypatch.setattr(peer_user, "_query_kernel", no_netlink)
+    monkeypatch.setattr(peer_user, "TCP_TABLES", ())
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from holdfast.control.node_server import CONNECTIONS_MAX, Client
 from holdfast.coordinator.admission import HANDSHAKE_S, Acceptor
 from holdfast.coordinator.connections import READ_BYTES, ServerConnection
 from holdfast.core.limits import WHY_CHARS_MAX
-from holdfast.net.peer_user import is_own_user
+from holdfast.net.peer_user import NOT_REPORTED, UNKNOWN, is_own_user
 from holdfast.net.tls import mutual_context
 from holdfast.printable import one_line, quoted
 from holdfast.wire.frames import encode_frame
@@ -109,7 +109,10 @@ class PortServer:
         if hello.run_id != run_id and not (hello.read_only and not hello.run_id):
             raise HandshakeRefused(f"this is an agent of the job {quoted(repr(run_id))}")
         if self._own.credentials.token is None and not is_own_user(peer.user):
-            raise HandshakeRefused("without a token, an agent serves only its own user on its host")
+            why = f": {NOT_REPORTED}; set HOLDFAST_TOKEN" if peer.user == UNKNOWN else ""
+            raise HandshakeRefused(
+                f"without a token, an agent serves only its own user on its host{why}"
+            )
         if sum(one is not None for one in self._clients.values()) >= CONNECTIONS_MAX:
             why = f"the agent has {CONNECTIONS_MAX} connections already"
             raise HandshakeRefused(why, permanent=False)

@@ -19,7 +19,7 @@ from holdfast.coordinator.connections import (
 from holdfast.errors import EnvironmentProblem
 from holdfast.net import addresses, async_addresses, listening, tls
 from holdfast.net.async_addresses import error_text
-from holdfast.net.peer_user import listener_of
+from holdfast.net.peer_user import NOT_REPORTED, UNKNOWN, listener_of
 from holdfast.wire.handshake import COORDINATOR
 from holdfast.wire.sniff import explain_silent_close
 
@@ -161,8 +161,14 @@ class CoordinatorConnector:
 
 
 def _check_listener(connected: socket.socket, port: int) -> None:
+    user = listener_of(connected)
     try:
-        listening.refuse_other_user(listener_of(connected), port)
+        if user == UNKNOWN:
+            raise EnvironmentProblem(
+                f"cannot check who listens on port {port}: {NOT_REPORTED}",
+                hint="set HOLDFAST_TOKEN or HOLDFAST_TOKEN_FILE to the same value on both sides",
+            )
+        listening.refuse_other_user(user, port)
     except EnvironmentProblem as problem:
         connected.close()
         raise ConnectFailed(str(problem), permanent=True) from None

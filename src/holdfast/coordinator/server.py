@@ -39,7 +39,7 @@ from holdfast.net import addresses
 from holdfast.net.deadline_timer import DeadlineTimer
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.listening import descriptor_limit
-from holdfast.net.peer_user import is_local_user, is_own_user
+from holdfast.net.peer_user import NOT_REPORTED, UNKNOWN, is_local_user, is_own_user
 from holdfast.printable import one_line, quoted
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.handshake import is_job_token
@@ -204,10 +204,10 @@ class CoordinatorServer:
             )
         if self._token is None:
             if not is_own_user(peer.user):
+                why = NOT_REPORTED if peer.user == UNKNOWN else f"not uid {peer.user}"
                 raise HandshakeRefused(
-                    "without a token the coordinator serves only its own user (uid "
-                    f"{os.geteuid()}, not {peer.user}): set HOLDFAST_TOKEN or HOLDFAST_TOKEN_FILE "
-                    "to the same value on both sides"
+                    f"without a token the coordinator serves only its own user (uid {os.geteuid()}), "
+                    f"{why}: set HOLDFAST_TOKEN or HOLDFAST_TOKEN_FILE to the same value on both sides"
                 )
         else:
             self._check_endpoint_and_job(self._token, hello)

@@ -223,8 +223,12 @@ def bind_one_of(
 
 
 def refuse_other_user(user: int | None, port: int) -> None:
-    """Raise if another user listens on a port of this machine: that user would control the job."""
-    if user is None or user == peer_user.NOBODY or peer_user.is_own_user(user):
+    """Raise if another user listens on a port of this machine: that user would control the job.
+
+    A user that the kernel does not report causes no error here: `coordinator.connect` refuses such a coordinator,
+    unless there is a token.
+    """
+    if user is None or user in (peer_user.NOBODY, peer_user.UNKNOWN) or peer_user.is_own_user(user):
         return
     raise EnvironmentProblem(
         f"another user holds port {port} of this host: {_name_of(user)}",

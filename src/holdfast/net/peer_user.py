@@ -6,6 +6,8 @@ check the listener's owner before it trusts the server. A connection from anothe
 
 If a process has closed its socket, the kernel reports user 0 for it, even while the socket still waits for late
 packets. Such a socket has no inode; this module reports no owner for it.
+
+If the kernel supports neither `sock_diag` nor `/proc/net/tcp`, the owner is `UNKNOWN`, and servers refuse it.
 """
 
 from __future__ import annotations
@@ -33,6 +35,11 @@ OWNER = struct.Struct("=II")
 REPLY_BYTES_MAX = 4096
 NOBODY = -1
 """The owner of a socket whose process has closed it."""
+UNKNOWN = -2
+"""The owner of a socket on this host if the kernel does not report owners."""
+NOT_REPORTED = (
+    "this host's kernel does not report who owns a connection (no sock_diag, no /proc/net/tcp)"
+)
 LISTENING = "0A"  # In the tables.
 TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
@@ -40,7 +47,7 @@ TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 def user_of(connection: socket.socket) -> int | None:
     """Return the user at the other end of a connection; `NOBODY` if its process has closed it.
 
-    None if that end is on another host, or if the kernel does not respond.
+    `UNKNOWN` if that end is on this host and the kernel does not report owners. None if it is on another host.
     """
     try:
         here, there = connection.getsockname(), connection.getpeername()
@@ -48,13 +55,23 @@ def user_of(connection: socket.socket) -> int | None:
         return NOBODY  # It closed before it was accepted.
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return None
-    is_here = _is_within_host(connection.family, here, there)
-    try:
-        user = _query_kernel(connection.family, there, here)
-    except OSError:
-        return _search_tables(there, here) if is_here else None
+    user = owner_at(connection.family, there, here)
     # A process on this host can connect from any address of the host; the kernel knows its owner then too.
-    return None if user == NOBODY and not is_here else user
+    if user < 0 and not _is_within_host(connection.family, here, there):
+        return None
+    return user
+
+
+def owner_at(family: int, local: tuple[Any, ...], remote: tuple[Any, ...]) -> int:
+    """Return the user whose socket on this host is connected from `local` to `remote`.
+
+    `NOBODY` if no process has such a socket, and `UNKNOWN` if the kernel does not report owners.
+    """
+    ends = (local[0], local[1]), (remote[0], remote[1])
+    try:
+        return _query_kernel(family, *ends)
+    except OSError:
+        return _search_tables(*ends)
 
 
 def listener_of(connection: socket.socket) -> int | None:
@@ -71,17 +88,13 @@ def listener_of(connection: socket.socket) -> int | None:
     return listener_at(connection.family, there)
 
 
-def listener_at(family: int, where: tuple[Any, ...]) -> int | None:
-    """Return the user who listens at an address of this host; `NOBODY` without a listener."""
-    any_peer = ("::" if family == socket.AF_INET6 else "0.0.0.0", 0)  # noqa: S104 (it is not bound)
-    try:
-        return _query_kernel(family, (where[0], where[1]), any_peer)
-    except OSError:
-        return _search_tables((where[0], where[1]), any_peer)
+def listener_at(family: int, where: tuple[Any, ...]) -> int:
+    """Return the user who listens at an address of this host, like `owner_at`."""
+    return owner_at(family, where, ("::" if family == socket.AF_INET6 else "0.0.0.0", 0))  # noqa: S104 (it is not bound)
 
 
 def is_own_user(user: int | None) -> bool:
-    """Whether the other end belongs to another host, this user, or root."""
+    """Whether the other end belongs to another host, this user, or root; False for `UNKNOWN`."""
     return user in (None, 0, os.geteuid())
 
 
@@ -124,10 +137,10 @@ def _query_kernel(family: int, local: tuple[str, int], remote: tuple[str, int]) 
     return int(user) if inode else NOBODY
 
 
-def _search_tables(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
+def _search_tables(local: tuple[str, int], remote: tuple[str, int]) -> int:
     """Return the owner as `_query_kernel` does, from the tables in `/proc`, for a host without netlink.
 
-    None if there are no tables. A listener may be bound to all addresses.
+    `UNKNOWN` if there are no tables. A listener may be bound to all addresses.
     """
     here, there = ((packed(end[0]), end[1]) for end in (local, remote))
     seen = False
@@ -146,7 +159,7 @@ def _search_tables(local: tuple[str, int], remote: tuple[str, int]) -> int | Non
                         return int(words[7]) if words[9] != "0" else NOBODY
         except OSError:
             continue
-    return NOBODY if seen else None
+    return NOBODY if seen else UNKNOWN
 
 
 def _from_table(text: str) -> tuple[bytes, int]:

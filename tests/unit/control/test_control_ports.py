@@ -38,7 +38,7 @@ from holdfast.wire.messages import (
 from holdfast.wire.wire_errors import HandshakeRefused
 from holdfast.wire.wire_limits import HANDSHAKE_FRAME_BYTES_MAX
 from in_loop import in_loop
-from other_users import STRANGER, as_user
+from other_users import STRANGER, as_user, hide_owners
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -208,6 +208,18 @@ async def test_without_a_token_other_users_of_the_host_are_refused_even_with_the
         ]
         assert results[0] == "let in"
         assert results[1].startswith(HandshakeRefused.__name__)
+
+
+@in_loop
+async def test_without_a_token_an_unreported_user_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hide_owners(monkeypatch)
+    async with served(access_of(None)) as port:
+        own = port.own.control
+        assert own is not None
+        with pytest.raises(HandshakeRefused, match="HOLDFAST_TOKEN"):
+            await asyncio.to_thread(complete_handshake, own)
 
 
 @in_loop

@@ -13,7 +13,7 @@ from holdfast.net import async_addresses
 from holdfast.net.addresses import Address
 from holdfast.wire.handshake import refusal
 from in_loop import in_loop
-from other_users import STRANGER, listening_as
+from other_users import STRANGER, hide_owners, listening_as
 from serving import serving, soon
 
 LOCAL = "127.0.0.1"
@@ -135,6 +135,15 @@ async def test_connect_tries_each_resolved_address(
         monkeypatch.setattr(connect, "HANDSHAKE_S", 0.02)
         with pytest.raises(ConnectFailed, match=connect.MUTE):
             await CoordinatorConnector("both", 1, run_id="job").connect()
+
+
+@in_loop
+async def test_listener_of_an_unreported_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_owners(monkeypatch)
+    async with serving() as served:
+        with pytest.raises(ConnectFailed, match="HOLDFAST_TOKEN") as caught:
+            await served.connector(own_users_only=True).connect()
+        assert caught.value.permanent
 
 
 @in_loop

@@ -25,6 +25,7 @@ from holdfast.wire.handshake import ClientHandshake, job_token
 from holdfast.wire.messages import Goodbye, Query, StoreCall, StoreResult, Welcome, decode
 from holdfast.wire.wire_limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 from in_loop import in_loop
+from other_users import hide_owners
 from serving import LIMIT_S, Client, Served, flood, jobs_in, serving, soon, status
 
 if TYPE_CHECKING:
@@ -265,6 +266,17 @@ async def test_coordinator_with_a_job_token_serves_only_that_job(named: str) -> 
             with pytest.raises(ConnectFailed) as caught:
                 await served.client(run_id)
             assert caught.value.permanent
+
+
+@in_loop
+async def test_without_a_token_an_unreported_user_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hide_owners(monkeypatch)
+    async with serving(token=None) as served:
+        with pytest.raises(ConnectFailed, match="HOLDFAST_TOKEN") as caught:
+            await served.client(token=None)
+        assert caught.value.permanent
 
 
 @in_loop

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.net import peer_user
-from holdfast.net.peer_user import NOBODY, is_own_user, listener_at, listener_of, user_of
-from other_users import STRANGER, as_user, listening_as
+from holdfast.net.peer_user import (
+    NOBODY,
+    UNKNOWN,
+    is_local_user,
+    is_own_user,
+    listener_at,
+    listener_of,
+    user_of,
+)
+from other_users import STRANGER, as_user, hide_owners, listening_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,3 +111,15 @@ def test_kernel_reports_the_user_of_a_listener(
         assert listener_of(client) == user
         other = client.getsockname()[1]  # A port without a listener.
         assert listener_at(family, (there, other)) == NOBODY
+
+
+def test_owner_that_the_kernel_does_not_report_is_not_this_user(
+    listener: tuple[socket.socket, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide_owners(monkeypatch)
+    with connected(listener) as client:
+        peer, _ = listener[0].accept()
+        with peer:
+            assert user_of(peer) == listener_of(client) == UNKNOWN
+    assert not is_own_user(UNKNOWN)
+    assert not is_local_user(UNKNOWN)

@@ -38,7 +38,7 @@ from holdfast.store.tcp.store_server import fast_responder, respond
 from holdfast.store.tcp.tcp_protocol import Requests
 from holdfast.wire.store_proof import AgentProof
 from holdfast.wire.wire_errors import ProofRefused
-from other_users import STRANGER, as_user
+from other_users import STRANGER, as_user, hide_owners
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -947,6 +947,19 @@ def test_host_with_many_connections_does_not_block_others(
                 one.sendall(HELLO)
         assert prove(server, B)
         assert waits.recv(4) == PONG
+
+
+@pytest.mark.parametrize("mode", ["hosts", "open", "private"])
+def test_local_client_is_refused_if_the_kernel_does_not_report_its_user(
+    warned: list[str], monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    hide_owners(monkeypatch)
+    with TcpStoreServer(listener(), None, HostAccess(mode, KEY, GENERATION)) as server:
+        server.start()
+        with connect(server, US) as client:
+            assert not is_served(client)
+    (line,) = warned
+    assert "--worker-store" in line
 
 
 # The agent's side.

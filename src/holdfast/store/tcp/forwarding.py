@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.net.listening import raise_descriptor_limit
-from holdfast.net.peer_user import NOBODY, is_own_user, user_of
+from holdfast.net.peer_user import NOBODY, NOT_REPORTED, UNKNOWN, is_own_user, user_of
 from holdfast.store.tcp.store_connector import StoreConnector, problem_text
 from holdfast.wire.store_proof import FORWARD
 from holdfast.wire.wire_errors import WireError
@@ -173,8 +173,12 @@ class Forwarder:
                 self._closed.wait(NO_ROOM_S)
             return
         user = user_of(worker)
+        if user == UNKNOWN and raise_descriptor_limit():
+            user = user_of(worker)
         if not is_own_user(user) or not self._addresses or len(self._ends) >= 2 * CONNECTIONS_MAX:
-            if user not in (NOBODY, None) and not is_own_user(user):
+            if user == UNKNOWN:
+                self._warn(f"{NOT_REPORTED}; --worker-store omits this check")
+            elif not is_own_user(user) and user != NOBODY:
                 console.warning(
                     f"workers' store: refused a connection of another user (uid {user})"
                 )

@@ -20,7 +20,7 @@ from holdfast import console
 from holdfast.net.addresses import packed
 from holdfast.net.half_open import HalfOpen
 from holdfast.net.listening import descriptor_limit, raise_descriptor_limit
-from holdfast.net.peer_user import NOBODY, is_own_user, user_of
+from holdfast.net.peer_user import NOBODY, NOT_REPORTED, UNKNOWN, is_own_user, user_of
 from holdfast.store.key_space import BYTES_MAX, KeySpace, RequestRejected, ShareUsedUp
 from holdfast.store.tcp import tcp_protocol
 from holdfast.store.tcp.embedded import PRIVATE
@@ -685,8 +685,13 @@ class ServingLoop:
         connection = StoreConnection(self._numbers, peer, address)
         self._numbers += 1
         user = user_of(peer)
+        if user == UNKNOWN and self._raise_limit():  # No descriptor may have been free to query it.
+            user = user_of(peer)
         if not is_own_user(user):
-            if user != NOBODY:
+            if user == UNKNOWN:
+                hint = "" if self._admission is None else "; --worker-store omits this check"
+                self._warn(f"workers' store: refused {connection}: {NOT_REPORTED}{hint}")
+            elif user != NOBODY:
                 self._warn(
                     f"workers' store: refused {connection}: it belongs to another user (uid {user})"
                 )
