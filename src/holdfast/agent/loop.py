@@ -304,13 +304,13 @@ class AgentLoop:
         control.open()  # The job is visible while the node waits for others.
         membership.control.on_watch(control.watched)
         try:
-            membership.heartbeat.start()  # It stops if this loop no longer turns.
+            membership.heartbeat.start()  # It stops if this loop no longer responds.
             return self._conclude(self._run_machine())
         finally:
             membership.heartbeat.stop()
 
     def _run_machine(self) -> supervision.Finish:
-        """Turn until the machine has finished."""
+        """Run the loop until the machine has finished."""
         self.dispatch([supervision.Begun()])
         while self._finish is None:
             self._wait_for_change()
@@ -375,7 +375,9 @@ class AgentLoop:
             stack.enter_context(self.signals.raising())
             stack.enter_context(self.services.suspend_probe(what))
             if self.membership is not None:
-                stack.enter_context(self.membership.heartbeat)  # Meanwhile the loop need not turn.
+                stack.enter_context(
+                    self.membership.heartbeat
+                )  # Meanwhile the loop need not respond.
             yield
 
     # Events.
@@ -515,7 +517,7 @@ class AgentLoop:
         )
 
     def _begin_stop(self, reason: StopReason | None, signum: int) -> Event | None:
-        """Begin to stop the workers; without a reason at the end of a run."""
+        """Begin to stop the workers; `reason` is None at the end of a run."""
         machine = self.machine
         if reason is not None:
             self.previous = (self.group.workers[0].world_size, reason.value)

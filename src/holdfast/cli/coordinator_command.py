@@ -136,7 +136,7 @@ def build_parser(name: str) -> CommandParser:
         "--rdzv_id",
         default="",
         metavar="ID",
-        help="with --ha, the run id of its job (none); with --take-over, the only job to take over",
+        help="with --ha, the run id of its job (default: none); with --take-over, the only job to take over",
     )
     parser.add_argument(
         "--ready-fd",

@@ -276,7 +276,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         assert raw is not None
         raw.pause_reading()
         loop = asyncio.get_running_loop()
-        twin = _duplicate(raw)  # asyncio closes its own silently when the handshake fails.
+        twin = _duplicate(raw)  # asyncio closes the original silently when the handshake fails.
         try:
             transport = await loop.start_tls(
                 raw, self, context, server_side=True, ssl_handshake_timeout=limit_s

@@ -157,7 +157,7 @@ SILENCES_TO_BE_ALIVE = 3
 may outlast its holder."""
 SILENCE_S = 5.0  # The default silence limit.
 SLOW_STOP_S = 2.0  # After this long, views name the nodes whose workers have not stopped.
-BLAME_S = 0.3  # How long after the report a likelier cause on another node may replace it.
+BLAME_S = 0.3  # How long after its report a likelier cause on another node may replace a failure.
 GENERATIONS_AHEAD_MAX = 2**20
 """A node from another coordinator may be this many generations or rounds ahead. A higher value lets a
 node that reports false numbers advance the job further each time it joins."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Client = Callable[[], JobClient | None]
 
 TAIL_LINES = 1_000
-"""Old lines of each worker."""
+"""The number of earlier lines to show of each worker."""
 LINE_CHARS_MAX = 4_000
 GATHER_S = 0.1
 """Lines within this time are shown together."""
@@ -135,7 +135,7 @@ class TextScreen(Screen[None]):
         Binding("escape,q,ctrl+c", "leave", "back", key_display="Esc"),
         Binding("slash", "search", "search", key_display="/"),
         Binding("n", "find_next(1)", "next"),
-        Binding("N", "find_next(-1)", "last"),
+        Binding("N", "find_next(-1)", "previous"),
     ]
     DEFAULT_CSS = """
     TextScreen #title { height: 1; background: $surface; color: $accent; text-style: bold; padding: 0 1; }
