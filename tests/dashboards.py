@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+from holdfast.views.dashboard.access import SESSION_HEADER
 from real_jobs import HOLDFAST, PATIENCE_S
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Dashboard:
             self.token = file.read().strip()
         place = urlsplit(self.address)
         self.host, self.port = place.hostname or "", place.port or 0
-        self.cookie = self.secret = ""
+        self.session: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -100,27 +101,24 @@ class Dashboard:
     def origin(self) -> str:
         return f"http://{self.host}:{self.port}"
 
-    def log_in(self) -> str:
-        """Open a session; return its `Set-Cookie` header."""
+    def log_in(self) -> Answer:
+        """Open a session."""
         answer = self.send(
             "POST", "/login", {"Origin": self.origin}, f"token={self.token}".encode()
         )
-        assert answer.status == 204, answer
-        cookie = str(answer.headers["set-cookie"])
-        self.cookie = cookie.partition(";")[0]
-        self.secret = self.get("/session").json()["secret"]
-        return cookie
+        assert answer.status == 200, answer
+        self.session = {SESSION_HEADER: answer.json()["secret"]}
+        return answer
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
         """Send a request as a logged-in page does."""
-        return self.send("GET", path, {"Cookie": self.cookie, **(headers or {})})
+        return self.send("GET", path, {**self.session, **(headers or {})})
 
     def post(self, path: str, body: object, headers: Mapping[str, str] | None = None) -> Answer:
         """Send a request that changes something, as a logged-in page does; omit empty headers."""
         sent = {
-            "Cookie": self.cookie,
+            **self.session,
             "Origin": self.origin,
-            "X-Holdfast-CSRF": self.secret,
             "Content-Type": "application/json",
             **(headers or {}),
         }
@@ -143,6 +141,14 @@ class Dashboard:
             answer = Answer(response.status, response.headers, response.read())
         connection.close()
         return answer
+
+    def stream(self, path: str) -> http.client.HTTPResponse:
+        """Start to read a stream of the session."""
+        connection = self.open()
+        connection.request("GET", path, headers={**self.session, "Connection": "close"})
+        response = connection.getresponse()
+        assert response.status == 200
+        return response
 
     def open(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_S)

@@ -96,7 +96,7 @@ async def main() -> None:
             flush=True,
         )
         watched = WatchedJob(connect, is_read_only="--read-only" in sys.argv)
-        await serve(listener, DashboardAccess(token, port), watched)
+        await serve(listener, DashboardAccess(token), watched)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ import shutil
 import signal
 import sys
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -284,6 +286,60 @@ def test_rank_map_shows_every_rank(
             page.evaluate("scrollTo(0, 0)")
             Shots(str(request.config.getoption("--screenshots"))).take(page, "dashboard-ranks")
         assert page.evaluate("document.documentElement.scrollWidth") <= 1240
+
+
+def test_session_belongs_to_one_tab_and_one_port(tmp_path: Path, browser: Browser) -> None:
+    command = (sys.executable, large_dashboard.__file__, "8")
+    with (
+        Dashboard(tmp_path, command=command) as dashboard,
+        opened(browser, dashboard) as page,
+        served_page() as (other, requests),
+    ):
+        page.keyboard.press("2")
+        page.reload()
+        expect(page.locator("#live")).to_have_class("live on")
+        second = page.context.new_page()
+        second.goto(f"{dashboard.address}#timeline")
+        expect(second.locator("#token")).to_be_visible()
+        second.goto(other)
+        assert second.evaluate("JSON.stringify(sessionStorage)") == "{}"
+        second.reload()
+        assert len(requests) > 1
+        assert not any("cookie" in names for names in requests), (
+            "a browser sends cookies to all ports"
+        )
+        second.goto(f"{dashboard.address}#timeline")
+        second.fill("#token", dashboard.token)
+        second.keyboard.press("Enter")
+        expect(second.locator("#view-timeline")).to_be_visible()
+        second.click("#logout")
+        expect(second.locator("#token")).to_be_visible()
+        expect(page.locator("#live")).to_have_class("live on")
+        page.reload()
+        expect(page.locator("#live")).to_have_class("live on")
+
+
+@contextmanager
+def served_page() -> Iterator[tuple[str, list[set[str]]]]:
+    """Serve an empty page on another port; record the names of the headers it receives."""
+    requests: list[set[str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requests.append({name.lower() for name in self.headers})
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/", requests
+        server.shutdown()
+        thread.join()
 
 
 def test_read_only_page_has_no_buttons_on_a_phone(tmp_path: Path, browser: Browser) -> None:

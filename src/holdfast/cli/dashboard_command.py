@@ -145,7 +145,7 @@ async def _serve(args: argparse.Namespace) -> None:
                 print(f"Log in with the token {token}")
             print(f"The login token is in {path}", flush=True)
         job = WatchedJob(connector.connect, is_read_only=is_read_only, log_dirs=args.log_dir)
-        await serve(listener, DashboardAccess(token, port, names), job, ended)
+        await serve(listener, DashboardAccess(token, names), job, ended)
 
 
 async def _end_of_stdin() -> None:

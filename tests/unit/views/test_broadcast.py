@@ -11,13 +11,14 @@ from in_loop import in_loop
 
 def parsed(update: bytes | None) -> tuple[str, dict[str, object]]:
     assert update is not None
-    kind, _, data = update.decode().rstrip("\n").split("\n")
-    return kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+    assert update.endswith(b"}\n")
+    sections = json.loads(update)
+    return sections.pop("kind"), sections
 
 
 @in_loop
 async def test_browser_receives_snapshot_and_then_changes() -> None:
-    state: dict[str, object] = {"job": 1, "nodes": ["a\n\ndata: forged"]}
+    state: dict[str, object] = {"job": 1, "nodes": ['a\n{"kind": "forged"}']}
     news: list[object] = ["begun"]
     broadcast = Broadcast(lambda: broadcast.publish(state, news))
     early = listening(broadcast)

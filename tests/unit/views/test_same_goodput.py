@@ -114,7 +114,7 @@ class Views:
         assert listener is not None
         update = await listener.get(5.0)
         assert update is not None
-        found: dict[str, Any] = json.loads(update.partition(b"data: ")[2])["job"]
+        found: dict[str, Any] = json.loads(update)["job"]
         return found
 
 

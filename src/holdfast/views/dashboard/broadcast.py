@@ -2,7 +2,7 @@
 
 A browser first receives a snapshot with all sections and the newest events, then the sections that
 change and new events. Each browser has a bounded queue. The server disconnects a browser that does not
-keep up; the browser reconnects by itself and receives a new snapshot.
+keep up; the page reconnects and receives a new snapshot.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ class Broadcast:
         self._sections: dict[str, bytes] = {}
         self._events: deque[bytes] = deque(maxlen=EVENTS_KEPT_MAX)
         self._listeners: set[Listener] = set()
-        self._revision = 0
         self._is_closed = False
         self._left = asyncio.Event()
 
@@ -87,10 +86,9 @@ class Broadcast:
         news = [_encode(event) for event in events]
         if not changed and not news:
             return
-        self._revision += 1
         self._sections.update(changed)
         self._events.extend(news)
-        update = message("update", self._revision, changed, news)
+        update = message("update", changed, news)
         for listener in self._listeners:
             listener.put(update)
 
@@ -100,7 +98,7 @@ class Broadcast:
             return None
         self._renew()
         listener = Listener()
-        listener.put(message("snapshot", self._revision, self._sections, self._events))
+        listener.put(message("snapshot", self._sections, self._events))
         self._listeners.add(listener)
         self.is_wanted.set()
         return listener
@@ -136,12 +134,14 @@ class Broadcast:
         self.drop_all()
 
 
-def message(
-    kind: str, revision: int, sections: Mapping[str, bytes], events: Iterable[bytes]
-) -> bytes:
-    """Return an event of a stream. JSON escapes line breaks."""
-    parts = [b"%b:%b" % (_encode(name), value) for name, value in sections.items()]
+def message(kind: str, sections: Mapping[str, bytes], events: Iterable[bytes]) -> bytes:
+    """Return a line of a stream. JSON escapes line breaks."""
+    parts = [b'"kind":%b' % _encode(kind)]
+    parts += [b"%b:%b" % (_encode(name), value) for name, value in sections.items()]
     news = b",".join(events)
     if news:
         parts.append(b'"news":[%b]' % news)
-    return b"event: %b\nid: %d\ndata: {%b}\n\n" % (kind.encode(), revision, b",".join(parts))
+    return b"{%b}\n" % b",".join(parts)
+
+
+PING = message("ping", {}, ())

@@ -11,14 +11,16 @@ import asyncio
 import contextlib
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qs
 
+import h11
 import msgspec
 import uvicorn
 from msgspec import Meta
 from starlette.applications import Starlette
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -32,29 +34,36 @@ from holdfast.core.limits import (
     REQUEST_WHY_CHARS_MAX,
 )
 from holdfast.core.requests import Action
+from holdfast.net.half_open import HalfOpen
+from holdfast.net.peer_user import user_of
 from holdfast.views import report
-from holdfast.views.dashboard.access import DashboardAccess, LoginSession, has_csrf_token
+from holdfast.views.dashboard.broadcast import PING
 from holdfast.views.stages import MEANINGS
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from holdfast.views.dashboard.access import DashboardAccess, LoginSession
     from holdfast.views.dashboard.watched_job import WatchedJob
 
 BODY_BYTES_MAX = 16 * 1024
 HEAD_BYTES_MAX = 16 * 1024
 EXCHANGE_S = 5.0
-"""Timeout for the head of a request, and again for its body."""
+"""Timeout for the head of each request, and again for its body."""
 CONNECTIONS_MAX = 512
+STRANGERS_MAX = 256
+"""Connections that have not sent the secret of a session yet. Beyond this, a new connection closes an older one,
+first one of the user or the address that has most, so that nobody can take all places."""
 PING_S = 5.0
-"""A stream without news sends a ping, and checks its session, this often."""
+"""A stream without news sends a ping this often."""
 LOG_STREAMS_MAX = 16
 STACKS_AT_ONCE = 1
 
+NDJSON = "application/x-ndjson"
 PAGES = os.path.join(os.path.dirname(__file__), "pages")
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -76,8 +85,11 @@ HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
     "cache-control": "no-store",
 }
-OPEN_PATHS = ("/login", "/login.css", "/login.js", "/page.css", "/icon.svg")
-"""Paths that need no session; they contain nothing of the job."""
+OPEN_PATHS = {
+    "/", "/login", "/page.css",
+    *(f"/{name}" for name in os.listdir(PAGES) if not name.endswith(".html")),
+}  # fmt: skip
+"""The pages, which need no session: they contain nothing of the job."""
 
 
 class ActionWanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -125,19 +137,36 @@ class SecurityMiddleware:
             return problem_of(
                 Refused(421, "this request did not come from a page of the dashboard")
             )
-        session_id = cookie_of(headers.get("cookie", ""), self._access.cookie)
-        session = self._access.session(time.monotonic(), session_id) if session_id else None
-        scope["state"] = {"session": session, "session_id": session_id}
-        path = scope["path"]
-        if path in OPEN_PATHS:
-            return None
-        if session is None:
-            if path == "/" and not changes:
-                return RedirectResponse("/login", 303)
+        session = self._access.session_of(time.monotonic(), headers)
+        connection = scope["state"].get("connection")
+        if session is not None and isinstance(connection, Connection):
+            connection.admit()
+        scope["state"] = {"session": session}
+        if session is None and scope["path"] not in OPEN_PATHS:
             return problem_of(Refused(401, "log in first"))
-        if changes and not has_csrf_token(session, headers):
-            return problem_of(Refused(403, "the request lacks the secret of its session"))
         return None
+
+
+class SessionStream(StreamingResponse):
+    """A stream that ends with its session."""
+
+    def __init__(
+        self, session: LoginSession, chunks: AsyncGenerator[bytes, None], media_type: str
+    ) -> None:
+        super().__init__(chunks, media_type=media_type)
+        self._session, self._chunks = session, chunks
+
+    async def stream_response(self, send: Send) -> None:
+        limit = None
+        try:
+            async with self._session.limit() as limit, contextlib.aclosing(self._chunks):
+                await super().stream_response(send)
+        except TimeoutError:
+            if limit is None or not limit.expired():
+                raise
+            with contextlib.suppress(TimeoutError):  # A client that does not read gets no end.
+                async with asyncio.timeout(EXCHANGE_S):
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class Dashboard:
@@ -173,32 +202,22 @@ class Dashboard:
     # Logging in and out.
 
     async def _log_in(self, request: Request) -> Response:
-        now = time.monotonic()
-        address = request.client.host if request.client else ""
-        if self._access.must_wait(now, address):
-            raise Refused(429, "too many wrong tokens; wait a minute")
-        form = parse_qs((await body_of(request)).decode(errors="replace"), max_num_fields=4)
-        session_id = self._access.log_in(now, form.get("token", [""])[0].strip(), address)
-        if session_id is None:
+        try:
+            form = parse_qs((await body_of(request)).decode(errors="replace"), max_num_fields=4)
+        except ValueError as error:
+            raise Refused(400, str(error)) from None
+        secret = self._access.log_in(time.monotonic(), form.get("token", [""])[0].strip())
+        if secret is None:
             raise Refused(401, "this is not the token of this dashboard")
-        response = Response(status_code=204)
-        # Not `secure`: it is plain HTTP on loopback, and some browsers would not send it there.
-        response.set_cookie(
-            self._access.cookie, session_id, httponly=True, samesite="strict", path="/"
-        )
-        return response
+        return as_json({"secret": secret})
 
     async def _log_out(self, request: Request) -> Response:
-        self._access.log_out(request.state.session_id)
-        response = Response(status_code=204)
-        response.delete_cookie(self._access.cookie, httponly=True, samesite="strict", path="/")
-        return response
+        self._access.log_out(request.state.session)
+        return Response(status_code=204)
 
-    async def _session(self, request: Request) -> Response:
-        session: LoginSession = request.state.session
+    async def _session(self, _request: Request) -> Response:
         return as_json(
             {
-                "secret": session.secret,
                 "readOnly": self._job.is_read_only,
                 "version": __version__,
                 "stages": MEANINGS,
@@ -213,18 +232,15 @@ class Dashboard:
         listener = self._job.broadcast.listen()
         if listener is None:
             raise Refused(503, "too many pages are open")
-        session_id = request.state.session_id
 
-        async def events() -> AsyncIterator[bytes]:
+        async def updates() -> AsyncGenerator[bytes, None]:
             try:
                 while (update := await listener.get(PING_S)) is not None:
-                    if self._access.session(time.monotonic(), session_id) is None:
-                        return
-                    yield update or b"event: ping\ndata:\n\n"
+                    yield update or PING
             finally:
                 self._job.broadcast.leave(listener)
 
-        return StreamingResponse(events(), media_type="text/event-stream")
+        return SessionStream(request.state.session, updates(), NDJSON)
 
     async def _logs(self, request: Request) -> Response:
         try:
@@ -234,7 +250,7 @@ class Dashboard:
         if self._log_streams >= LOG_STREAMS_MAX:
             raise Refused(503, "too many logs are being read")
 
-        async def lines() -> AsyncIterator[bytes]:
+        async def lines() -> AsyncGenerator[bytes, None]:
             self._log_streams += 1
             try:
                 node = request.query_params.get("node", "")
@@ -246,7 +262,7 @@ class Dashboard:
             finally:
                 self._log_streams -= 1
 
-        return StreamingResponse(lines(), media_type="application/x-ndjson")
+        return SessionStream(request.state.session, lines(), NDJSON)
 
     async def _failures(self, _request: Request) -> Response:
         return as_json(await self._job.failures())
@@ -306,13 +322,6 @@ def as_json(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-def cookie_of(header: str, name: str) -> str:
-    """Return the value of a cookie; empty if it is missing or ambiguous."""
-    pairs = [part.strip().partition("=") for part in header.split(";")]
-    values = [value for key, _, value in pairs if key == name]
-    return values[0] if len(values) == 1 else ""
-
-
 async def body_of(request: Request) -> bytes:
     """Return the body of a request; reject it if it is too large or too slow."""
     body = bytearray()
@@ -327,16 +336,60 @@ async def body_of(request: Request) -> bytes:
     return bytes(body)
 
 
-class PromptProtocol(H11Protocol):
-    """A connection that closes unless its first request arrives in time."""
+class Connection(H11Protocol):
+    """A browser's connection. It closes unless each request's head arrives in time."""
+
+    def __init__(self, strangers: HalfOpen, *, app_state: dict[str, Any], **others: Any) -> None:
+        super().__init__(app_state={**app_state, "connection": self}, **others)
+        self._strangers = strangers
+        self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.loop.call_later(EXCHANGE_S, self._check)
+        if self._strangers.is_full:
+            oldest, _ = self._strangers.next_to_close()
+            oldest.close()
+        user = user_of(transport.get_extra_info("socket"))
+        address = self.client[0] if self.client else ""
+        origin = address if user is None else f"user {user}"
+        self._strangers.add(self, origin, self.loop.time())
+        self._await_head()
 
-    def _check(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._strangers.remove(self)
+        self._cancel_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._await_head()
+
+    def send_400_response(self, msg: str) -> None:
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:
+            self.transport.close()  # A response has begun, so there cannot be another one.
+
+    def admit(self) -> None:
+        """Note that this connection belongs to a session."""
+        self._strangers.remove(self)
+
+    def close(self) -> None:
+        """Close the connection to make room."""
+        self._strangers.remove(self)
+        self.transport.abort()
+
+    def _await_head(self) -> None:
+        """Limit the time until the next head is complete. More data does not extend it."""
+        if self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY):
+            self._cancel_deadline()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(EXCHANGE_S, self.transport.close)
+
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 class Server(uvicorn.Server):
@@ -360,7 +413,7 @@ async def serve(
     """Serve the dashboard of a job until a signal ends it, or `ended` is done."""
     config = uvicorn.Config(
         Dashboard(access, job).app,
-        http=PromptProtocol,
+        http=partial(Connection, HalfOpen(STRANGERS_MAX)),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         loop="asyncio",

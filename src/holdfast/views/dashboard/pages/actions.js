@@ -1,7 +1,6 @@
 // Requests to the job. A dialog explains each and takes a reason.
 import { h, toast } from "./dom.js";
-
-export const session = { secret: "", readOnly: true, stages: {}, ending: [], starting: [] };
+import { post } from "./session.js";
 
 const TEXTS = {
   restart: ["Restart the workers", "All workers stop within their grace period and start again as the next generation. No restart is charged.", "Restart"],
@@ -9,18 +8,6 @@ const TEXTS = {
   drain: ["Drain a node", "Its workers stop within their grace period. It gets no workers until it is undrained. A standby replaces it, or the job continues with fewer nodes. No restart is charged.", "Drain"],
   undrain: ["Undrain a node", "The node is eligible again.", "Undrain"],
 };
-
-export async function post(path, body) {
-  const response = await fetch(path, {
-    method: "POST",
-    headers: { "content-type": "application/json", "x-holdfast-csrf": session.secret },
-    body: JSON.stringify(body),
-  });
-  if (response.status === 401) { location.assign("/login"); throw new Error("log in first"); }
-  const value = response.status === 204 ? {} : await response.json();
-  if (!response.ok) throw new Error(value.problem || `the server responded with ${response.status}`);
-  return value;
-}
 
 export function ask(action, node = "") {
   const [title, meaning, verb] = TEXTS[action];

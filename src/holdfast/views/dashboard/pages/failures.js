@@ -1,5 +1,6 @@
 // Each generation that ended, and the failures of its workers from the log directories.
 import { clock, duration, fill, h } from "./dom.js";
+import { request } from "./session.js";
 
 const SHOWN = 100;
 
@@ -12,7 +13,7 @@ export function failures(element) {
 
   async function read(mark) {
     requested = mark;
-    const response = await fetch("/failures").catch(() => null);
+    const response = await request("/failures").catch(() => null);
     if (response?.ok) reports = await response.json();
   }
 

@@ -1,7 +1,9 @@
-// The state of the job: a snapshot, then the sections that change. When the stream ends, the browser
-// reconnects by itself and receives a new snapshot.
+// The state of the job: a snapshot, then the sections that change. When the stream ends, the page
+// reconnects and receives a new snapshot.
+import { lines } from "./session.js";
 
 const QUIET_MS = 12000; // After this time without even a ping, the page reconnects.
+const RETRY_MS = 2000;
 const EVENTS_KEPT = 1000;
 
 export const state = { job: null, nodes: [], ranks: { rank: [] }, generations: [], spans: [], events: [], live: "wait" };
@@ -22,8 +24,8 @@ function changed() {
 }
 
 export function connect() {
-  let receivedAt = Date.now();
-  let source = null;
+  let receivedAt = 0;
+  let reading = null;
 
   function live(kind) {
     if (state.live === kind) return;
@@ -31,34 +33,34 @@ export function connect() {
     changed();
   }
 
-  function take(event) {
-    receivedAt = Date.now();
-    const sections = JSON.parse(event.data);
-    if (event.type === "snapshot") state.events = [];
-    const { news, ...rest } = sections;
-    Object.assign(state, rest);
+  function take({ kind, news, ...sections }) {
+    if (kind === "snapshot") state.events = [];
+    Object.assign(state, sections);
     if (news) state.events = [...state.events, ...news].slice(-EVENTS_KEPT);
-    state.live = "on";
-    changed();
+    if (kind !== "ping") changed();
+    live("on");
   }
 
-  function open() {
-    source?.close();
+  async function read() {
+    const own = (reading = new AbortController());
     receivedAt = Date.now();
-    source = new EventSource("/feed");
-    source.addEventListener("snapshot", take);
-    source.addEventListener("update", take);
-    source.addEventListener("ping", () => { receivedAt = Date.now(); live("on"); });
-    source.addEventListener("error", async () => {
-      live("wait");
-      if (source.readyState !== EventSource.CLOSED) return;
-      // The server rejected the stream, or does not respond: find out whether the session has expired.
-      const response = await fetch("/session").catch(() => null);
-      if (response?.status === 401) location.assign("/login");
-      else setTimeout(open, 2000);
-    });
+    try {
+      for await (const update of lines("/feed", own.signal)) {
+        if (reading !== own) return;
+        receivedAt = Date.now();
+        take(update);
+      }
+    } catch { /* The server does not respond, or closed the connection. */ }
+    if (reading !== own) return;
+    live("wait");
+    setTimeout(() => { if (reading === own) read(); }, RETRY_MS);
   }
 
-  open();
-  setInterval(() => { if (Date.now() - receivedAt > QUIET_MS) { live("wait"); open(); } }, 2000);
+  read();
+  setInterval(() => {
+    if (Date.now() - receivedAt < QUIET_MS) return;
+    live("wait");
+    reading.abort();
+    read();
+  }, RETRY_MS);
 }

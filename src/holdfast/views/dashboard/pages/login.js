@@ -1,4 +1,6 @@
-// Exchanges the token for a session's cookie, which scripts cannot read.
+// Exchanges the token for the secret of a session, which only this tab has.
+import { keepSecret } from "./session.js";
+
 const form = document.getElementById("form");
 const problem = document.getElementById("problem");
 
@@ -6,7 +8,11 @@ form.addEventListener("submit", async (event) => {
   event.preventDefault();
   problem.textContent = "";
   const response = await fetch("/login", { method: "POST", body: new URLSearchParams(new FormData(form)) }).catch(() => null);
-  if (response?.ok) return location.replace("/");
-  problem.textContent = response ? (await response.json()).problem : "The dashboard does not respond.";
+  const answer = await response?.json();
+  if (response?.ok) {
+    keepSecret(answer.secret);
+    return location.replace(`/${location.hash}`);
+  }
+  problem.textContent = response ? answer.problem : "The dashboard does not respond.";
   document.getElementById("token").select();
 });

@@ -1,5 +1,6 @@
 // The output of any ranks: the last lines, the results of a search, or new lines as workers write them.
 import { h } from "./dom.js";
+import * as session from "./session.js";
 
 const LINES_MAX = 5000; // In the page; older ones are removed.
 const COLOURS = 8;
@@ -37,19 +38,7 @@ export function logs(element) {
     // A search covers the whole output of this generation.
     const query = new URLSearchParams({ ranks: ranks.value, grep: grep.value, tail: grep.value ? "all" : tail.value, follow: follow.checked ? "1" : "0" });
     try {
-      const response = await fetch(`/logs?${query}`, { signal: own.signal });
-      if (response.status === 401) return location.assign("/login");
-      if (!response.ok) throw new Error((await response.json()).problem);
-      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-      let rest = "";
-      for (;;) {
-        const { done, value } = await reader.read();
-        if (done) break;
-        rest += value;
-        const parts = rest.split("\n");
-        rest = parts.pop();
-        for (const part of parts) take(JSON.parse(part));
-      }
+      for await (const piece of session.lines(`/logs?${query}`, own.signal)) take(piece);
       if (reading === own) { flush(); status.textContent ||= ""; showStatus("end of the output"); }
     } catch (error) {
       if (error.name !== "AbortError" && reading === own) showStatus(error.message);

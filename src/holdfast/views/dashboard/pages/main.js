@@ -1,11 +1,12 @@
 // The frame of the page: the choice of the view, the head, and the keys.
-import { ask, post, session, showKeys } from "./actions.js";
+import { ask, showKeys } from "./actions.js";
 import { duration, h, pill, setText } from "./dom.js";
 import { connect, onChange, state } from "./feed.js";
 import { failures } from "./failures.js";
 import { logs } from "./logs.js";
 import { overview } from "./overview.js";
 import { ranks } from "./ranks.js";
+import { leave, post, request, session } from "./session.js";
 import { stacks } from "./stacks.js";
 import { timeline } from "./timeline.js";
 
@@ -72,14 +73,13 @@ function onKey(event) {
 }
 
 async function begin() {
-  const response = await fetch("/session");
-  if (response.status === 401) return location.assign("/login");
+  const response = await request("/session");
   Object.assign(session, await response.json());
   $("tabs").append(...Object.keys(VIEWS).map((name, at) => h("a", { href: `#${name}`, "data-view": name, "aria-keyshortcuts": String(at + 1) }, TITLES[name])));
   $("restart").addEventListener("click", () => ask("restart"));
   $("stop").addEventListener("click", () => ask("stop"));
   $("keys").addEventListener("click", showKeys);
-  $("logout").addEventListener("click", async () => { await post("/logout", {}); location.assign("/login"); });
+  $("logout").addEventListener("click", async () => { await post("/logout", {}); leave(); });
   addEventListener("hashchange", route);
   addEventListener("keydown", onKey);
   onChange(render);
@@ -87,4 +87,4 @@ async function begin() {
   connect();
 }
 
-begin();
+begin().catch((problem) => setText($("live"), problem.message));

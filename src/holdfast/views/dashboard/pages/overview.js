@@ -1,6 +1,7 @@
 // The job at a glance: figures, nodes, stragglers and recent events.
-import { ask, session } from "./actions.js";
+import { ask } from "./actions.js";
 import { bytes, clock, duration, fill, h, number, percent, pill, table } from "./dom.js";
+import { session } from "./session.js";
 
 const EVENTS_SHOWN = 12;
 const NODES_SHOWN = 200;

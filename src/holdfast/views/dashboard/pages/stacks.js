@@ -1,6 +1,6 @@
 // Stacks of all workers, equal ones grouped.
-import { post } from "./actions.js";
 import { h, ranges } from "./dom.js";
+import { post } from "./session.js";
 
 export function stacks(element) {
   const status = h("p", { class: "about", role: "status" }, "Reading a stack pauses the worker for a moment.");

@@ -1,7 +1,7 @@
 // The stages of the job over time, and the events below. Zoom by keys, wheel and buttons.
-import { session } from "./actions.js";
 import { clock, duration, fill, h, setText, svg, table } from "./dom.js";
 import { eventLine, isOfJob } from "./overview.js";
+import { session } from "./session.js";
 
 const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400];
 const SPAN_MIN_S = 0.05;
