@@ -271,7 +271,7 @@ def _with_rendezvous(args: argparse.Namespace) -> argparse.Namespace:
         args = type(args)(**vars(args))
         args.rdzv_backend = Backend.C10D.value
         args.rdzv_endpoint = "localhost:0"
-        if args.standalone or args.rdzv_id == "none":
+        if args.rdzv_id == "none":
             args.rdzv_id = _fresh_run_id()
         args.standalone = True
     elif not is_static:
