@@ -288,7 +288,7 @@ def _serve(
             loop.add_signal_handler(signum, end, signum)
         if endpoint_list is not None:
             other = await (
-                endpoint_list.others(endpoint_index)
+                endpoint_list.other_coordinator(endpoint_index)
                 if endpoint_index
                 else endpoint_list.replaced_at(0, FIRST_PROBE_S)
             )

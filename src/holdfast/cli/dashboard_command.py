@@ -153,11 +153,11 @@ async def _end_of_stdin() -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 
-    def look() -> None:
+    def read_stdin() -> None:
         if not os.read(0, 1024):
             ended.set()
 
-    loop.add_reader(0, look)
+    loop.add_reader(0, read_stdin)
     try:
         await ended.wait()
     finally:

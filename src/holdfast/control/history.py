@@ -569,7 +569,7 @@ class _Progress:
         if len(self.curve) > CURVE_POINTS_MAX:
             del self.curve[1:-1:2]
 
-    def warm(self, one: Generation) -> None:
+    def update_first_steps(self, one: Generation) -> None:
         """Update the times of the first steps."""
         if not self.firsts:
             one.warm_at = max(self.heartbeats.values(), default=None)
@@ -651,7 +651,7 @@ class History:
             case lifecycle.FirstHeartbeat():
                 one, progress = self._generation_of(event.generation)
                 progress.heartbeats.setdefault(event.worker.global_rank, event.at)
-                progress.warm(one)
+                progress.update_first_steps(one)
             case lifecycle.ProgressSampled():
                 self._sampled(event)
             case lifecycle.WorkerEnded():
@@ -729,7 +729,7 @@ class History:
         first_step = one.first_step
         for rank, step, at in event.steps:
             progress.add(one, rank, step, at)
-        progress.warm(one)
+        progress.update_first_steps(one)
         self.counts_steps |= one.has_steps
         if one.first_step != first_step and one.first_step is not None:
             self._repeat(one.number, one.first_step)

@@ -519,7 +519,7 @@ async def open_contact(
     try:
         opened.use(await connector.connect())
     except ConnectFailed as problem:
-        raise JobUnreachable(f"cannot connect to {named(contact)}: {problem.why}") from None
+        raise JobUnreachable(f"cannot connect to {name_of_agent(contact)}: {problem.why}") from None
     return opened
 
 
@@ -534,7 +534,7 @@ def tls_of(found: messages.Contacts) -> ssl.SSLContext | None:
         raise JobUnreachable(f"the certificates of the job are not usable: {problem}") from None
 
 
-def named(contact: messages.Contact) -> str:
+def name_of_agent(contact: messages.Contact) -> str:
     """Return the agent's name for a message."""
     return f"{AGENT} at {format_endpoint(quoted(contact.address), contact.port)}"
 
@@ -585,7 +585,7 @@ class AgentConnections:
         self._reporting: dict[str, asyncio.Task[None]] = {}
         self._reports: dict[str, tuple[float, NodeReport]] = {}
         if found is not None:
-            self._take(found)
+            self._set_contacts(found)
 
     def close(self) -> None:
         for task in (*self._opening.values(), *self._reporting.values()):
@@ -679,9 +679,9 @@ class AgentConnections:
             now = asyncio.get_running_loop().time()
             if now - self._looked_at >= LOOKUP_S:
                 self._looked_at = now
-                self._take(await self._look())
+                self._set_contacts(await self._look())
 
-    def _take(self, found: messages.Contacts) -> None:
+    def _set_contacts(self, found: messages.Contacts) -> None:
         if found.pem and found.pem != self._found.pem:
             self._tls = tls_of(found)
         if len(found.contacts) > MANY_AGENTS:
@@ -716,7 +716,7 @@ class AgentConnections:
         for node in nodes:
             if node in self._reporting and node not in self._reports:
                 contact = self._contacts.get(node)
-                who = named(contact) if contact is not None else AGENT
+                who = name_of_agent(contact) if contact is not None else AGENT
                 late = JobUnreachable(f"no response from {who} within {limit_s:g} s")
                 self._unreached.setdefault(node, (loop.time(), late))
         return {node: report for node, (_, report) in self._reports.items()}
@@ -819,8 +819,8 @@ class MergedEvents:
     async def _kept_of(self, node: str) -> list[EventRecord]:
         connection = await self._agents.at(node)
         async for found in events_at(connection, follow=False):
-            self._note(node, found)
-        return [self._placed(node, event) for event in self._known.get(node, ())]
+            self._new_events(node, found)
+        return [self._with_local_time(node, event) for event in self._known.get(node, ())]
 
     async def _watch(self) -> None:
         """Follow all agents, also those that join later, until none is left."""
@@ -851,8 +851,8 @@ class MergedEvents:
             self._followed.add(node)
             self._again_at.pop(node, None)
             async for found in events_at(connection, follow=True):
-                for event in self._note(node, found):
-                    await self._fresh.put(self._placed(node, event))
+                for event in self._new_events(node, found):
+                    await self._fresh.put(self._with_local_time(node, event))
                 self._changed.set()
         except ControlProblem as problem:
             self._end = problem
@@ -862,7 +862,7 @@ class MergedEvents:
             del self._listening[node]
             self._changed.set()
 
-    def _note(self, node: str, found: messages.Events) -> list[EventRecord]:
+    def _new_events(self, node: str, found: messages.Events) -> list[EventRecord]:
         """Note some events of a node; return the new ones."""
         if found.now:
             skew = time.time() - found.now
@@ -874,7 +874,7 @@ class MergedEvents:
             del known[old]
         return fresh
 
-    def _placed(self, node: str, event: EventRecord) -> EventRecord:
+    def _with_local_time(self, node: str, event: EventRecord) -> EventRecord:
         """Return an event with its time by this clock."""
         skew = self._skews.get(node, 0.0)
         if abs(skew) >= CLOCKS_DIFFER_S:

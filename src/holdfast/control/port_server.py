@@ -128,7 +128,7 @@ class PortServer:
     def wants_flush(self, peer: ServerConnection) -> None:
         self._loop.call_soon(peer.flush)
 
-    def faulty(self, peer: ServerConnection, why: str) -> None:
+    def report_fault(self, peer: ServerConnection, why: str) -> None:
         self._note(f"closed a connection from {peer.address}: {one_line(why, WHY_CHARS_MAX)}")
 
     def disconnected(self, peer: ServerConnection) -> None:

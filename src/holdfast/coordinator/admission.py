@@ -128,7 +128,7 @@ class Acceptor:
         if self._listener is None:
             raise BlockingIOError
         connection, where = self._listener.accept()
-        return connection, addresses.unmapped(str(where[0]))
+        return connection, addresses.as_ipv4_if_mapped(str(where[0]))
 
     def _accept(self) -> None:
         now = self._loop.time()
@@ -151,7 +151,7 @@ class Acceptor:
         connection.setblocking(False)  # noqa: FBT003 (the name says it)
         half_open = self._half_open
         try:
-            here = addresses.unmapped(str(connection.getsockname()[0]))
+            here = addresses.as_ipv4_if_mapped(str(connection.getsockname()[0]))
         except OSError:
             connection.close()
             return

@@ -169,7 +169,7 @@ class ConnectionOwner(Protocol):
     def wants_flush(self, peer: ServerConnection) -> None:
         """Call `flush` soon."""
 
-    def faulty(self, peer: ServerConnection, why: str) -> None:
+    def report_fault(self, peer: ServerConnection, why: str) -> None:
         """Report a connection that was closed because its peer sent invalid data, or did not read."""
 
     def disconnected(self, peer: ServerConnection) -> None: ...
@@ -430,7 +430,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self.closed:
             return
         if is_fault:
-            self._owner.faulty(self, why)
+            self._owner.report_fault(self, why)
         if reply:
             self.close(reply)
         else:

@@ -80,7 +80,7 @@ class EndpointList:
         connection.abort()
         return format_endpoint(self._connectors[at].host, self._connectors[at].port)
 
-    async def others(self, endpoint_index: int) -> str:
+    async def other_coordinator(self, endpoint_index: int) -> str:
         """Return another endpoint where a coordinator already runs; empty if there is none.
 
         At the first endpoint any listener counts: even if it does not respond or has a different token, it may be the

@@ -81,11 +81,11 @@ class JobStores:
                     answers += self._drop_oldest(job, f"the job has over {SCOPES_MAX} scopes")
                 job.scopes[call.scope] = scope
         held = scope.bytes_held
-        scope.bytes_max = held + self._room(job)
+        scope.bytes_max = held + self._bytes_left(job)
         try:
             result = self._perform(now, job, scope, caller, call)
         except StoreFull:
-            result = _rejected(call, self._full(job))
+            result = _rejected(call, self._full_text(job))
         except RequestRejected as problem:
             result = _rejected(call, f"{call.keys[0]}: {problem}")
         self._count_bytes(job, scope.bytes_held - held)
@@ -174,8 +174,8 @@ class JobStores:
             return _timed_out(scope, call)
         if job.waiting >= self._waiting_max:
             return _rejected(call, f"{self._waiting_max} calls are waiting already")
-        if _cost_of(call) > self._room(job):
-            return _rejected(call, self._full(job))
+        if _cost_of(call) > self._bytes_left(job):
+            return _rejected(call, self._full_text(job))
         self._count += 1
         scope.wait(self._count, keys)
         scope.waits.add(self._count)
@@ -221,14 +221,14 @@ class JobStores:
         del job.scopes[name]
         return answers
 
-    def _room(self, job: _Job) -> int:
+    def _bytes_left(self, job: _Job) -> int:
         return max(0, min(self._bytes_max - job.bytes, self._total_bytes_max - self._bytes))
 
     def _count_bytes(self, job: _Job, more: int) -> None:
         job.bytes += more
         self._bytes += more
 
-    def _full(self, job: _Job) -> str:
+    def _full_text(self, job: _Job) -> str:
         if self._bytes_max - job.bytes <= self._total_bytes_max - self._bytes:
             return f"the job's store is full: {self._bytes_max} bytes"
         return f"the stores of all jobs are full: {self._total_bytes_max} bytes"

@@ -266,7 +266,7 @@ class CoordinatorServer:
         self._to_flush.append(peer)
         self._batch_soon()
 
-    def faulty(self, peer: ServerConnection, why: str) -> None:
+    def report_fault(self, peer: ServerConnection, why: str) -> None:
         self._warn_rarely(
             f"closed a connection from {peer.address}: {one_line(why, WHY_CHARS_MAX)}"
         )

@@ -57,8 +57,8 @@ from holdfast.core.rounds import (
     NodesLost,
     Rounds,
     WaitTimers,
-    claims,
     close_broken,
+    reports_round,
 )
 from holdfast.core.saved_jobs import SavedJob, restore_job, snapshot_job
 
@@ -439,7 +439,7 @@ class CoordinatorMachine:
         is_known = rounds is not None and (
             rounds.job.round_term > 0 or rounds.job.phase is JobPhase.CLOSED
         )
-        if status.phase is not NodePhase.FAILED or not claims(status) or is_known:
+        if status.phase is not NodePhase.FAILED or not reports_round(status) or is_known:
             return status
         return msgspec.structs.replace(
             status, seq=status.seq - 1, phase=NodePhase.RUNNING, failure=None, report=b""

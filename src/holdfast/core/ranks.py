@@ -93,10 +93,10 @@ def order_nodes(
                 previous.get(node.node, len(previous) + len(nodes)),
             ),
         )
-    return _stable(nodes, previous)
+    return _in_previous_order(nodes, previous)
 
 
-def _stable(nodes: Sequence[NodeInfo], previous: Mapping[str, int]) -> list[NodeInfo]:
+def _in_previous_order(nodes: Sequence[NodeInfo], previous: Mapping[str, int]) -> list[NodeInfo]:
     stayed = sorted(
         (node for node in nodes if node.node in previous), key=lambda node: previous[node.node]
     )

@@ -663,7 +663,7 @@ class Rounds:
         job, info = self.job, status.info
         if status.phase is NodePhase.LEAVING or status.stuck:
             may_have_workers = not status.stuck and status.oldest_generation <= status.generation
-            if claims(status) and not job.round_term and may_have_workers:
+            if reports_round(status) and not job.round_term and may_have_workers:
                 # It was a member under an earlier coordinator, and only this job waits for its workers.
                 leaving = Node(info, status.seq, status.phase, status.generation)
                 job.departed[info.incarnation] = leaving
@@ -681,7 +681,7 @@ class Rounds:
                 )
             ]
         is_outdated = not self._outranked(status) and not self._is_ahead(status)
-        if job.round_term and claims(status) and is_outdated:
+        if job.round_term and reports_round(status) and is_outdated:
             why = f"the job continued without {info.node}"
             self._retire(info, why)
             return [self._send_outsider(info, NodeRole.FENCED, why)]
@@ -839,13 +839,13 @@ class Rounds:
         after_another = self._outranked(status)
         if after_another:
             job.term = status.term + 1
-        if after_another or claims(status):
+        if after_another or reports_round(status):
             job.recover_s = min(RECOVER_S_MAX, max(job.recover_s, 2 * status.unreachable_s))
         ahead = self._is_ahead(status)
         job.generation = max(job.generation, known_generation(status))
         job.fence = max(job.fence, status.fence)
         job.restarts = max(job.restarts, budget_of(job, status.restarts).limited().used)
-        if claims(status) and not job.round_term:
+        if reports_round(status) and not job.round_term:
             if status.assigned_generation == job.generation:
                 job.master_port = status.master_port
             return self._note_claim(node, status)
@@ -889,7 +889,7 @@ class Rounds:
         if exclusion is not None:
             if exclusion.kind is ExclusionKind.DRAINED or job.phase is JobPhase.ACTIVE:
                 return [self._send(newcomer, new_revision=True)]
-            self._record_change(delays(job))
+            self._record_change(reason_for_delay(job))
             return self._send_all()
         if job.phase is JobPhase.FORMING:
             if eligible >= self._settings.min_nodes:
@@ -1629,7 +1629,7 @@ def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
         why=job.why,
         present=len(job.nodes) - sum(node in job.nodes for node in drained_nodes(job)),
         needed=job.settings.min_nodes if job.settings else 0,
-        wait_reason=delays(job, info.node) if role is NodeRole.WAITING else "",
+        wait_reason=reason_for_delay(job, info.node) if role is NodeRole.WAITING else "",
         silence_s=job.silence_s,
         round_term=job.round_term if member else 0,
         round=job.round if member else -1,
@@ -1773,7 +1773,7 @@ def previous_ranks(job: Job, rank_table: RankTable) -> tuple[dict[str, int], int
     return ranks, returned[0].claimed_size
 
 
-def claims(status: Status) -> bool:
+def reports_round(status: Status) -> bool:
     """Return whether a node reports that it is in a round."""
     return status.round_term > 0 and status.rank >= 0
 
@@ -1793,7 +1793,7 @@ def why_formed(job: Job) -> str:
     return f"{names_of(names)} joined" if names else "enough nodes joined"
 
 
-def delays(job: Job, node: str = "") -> str:
+def reason_for_delay(job: Job, node: str = "") -> str:
     """Return why this node's return is delayed; if it is not, and the job is forming, why other nodes are delayed."""
     delayed = {name: one for name, one in job.exclusions.items() if one.until >= 0}
     if node in delayed:

@@ -464,7 +464,9 @@ class Session:
         if new_seq:
             self._update_status(seq=self._status.seq + 1 + has_report)
         if self._status.failure is not None and at > self._failed_at:
-            self._update_status(failure=aged(self._status.failure, at - self._failed_at))
+            self._update_status(
+                failure=with_older_times(self._status.failure, at - self._failed_at)
+            )
             self._failed_at = at
         if self.connection is not ConnectionState.UP:
             return []
@@ -489,7 +491,7 @@ class Session:
         )
 
 
-def aged(failure: Failure, by_s: float) -> Failure:
+def with_older_times(failure: Failure, by_s: float) -> Failure:
     """Return a failure with its ages increased."""
     traceback_ago_s = failure.traceback_ago_s + by_s if failure.traceback_ago_s else 0.0
     return msgspec.structs.replace(

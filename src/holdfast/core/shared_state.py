@@ -562,8 +562,8 @@ class SharedStateSession:
         self._answer = None
         me = self._own_node(job)
         assert me is not None
-        events: list[JobEvent] = [*self._to_store(job, me), *self._absent(now, job)]
-        events += self._peers.judge(now, rounds, me)
+        events: list[JobEvent] = [*self._to_store(job, me), *self._lost_members(now, job)]
+        events += self._peers.due_events(now, rounds, me)
         self._changes = tuple(events)
         for event in events:
             rounds.handle(now, event, self._cause)
@@ -586,7 +586,7 @@ class SharedStateSession:
             return [one for one in unstored if one.failure or one.phase is NodePhase.LEAVING]
         return unstored
 
-    def _absent(self, now: float, job: Job) -> list[JobEvent]:
+    def _lost_members(self, now: float, job: Job) -> list[JobEvent]:
         """Return the loss of members that exceeded `absent_s`."""
         absent_s = self._timeouts.absent_s
         if absent_s is None or job.phase is not JobPhase.ACTIVE:
@@ -622,7 +622,7 @@ class SharedStateSession:
         me, view = self._own_node(job), self._answer
         self.stored_seq = self.status.seq  # A node outside the job has nothing more to store.
         if me is not None:
-            self._peers.note_own(now, me)
+            self._peers.note_own_heartbeat(now, me)
             if not job.final:
                 self.stored_seq = me.seq
             view = self._view_of(rounds, me)
@@ -760,7 +760,7 @@ class PeerLiveness:
         why = self._lost.get((info.node, info.incarnation))
         return NodeLost(info.node, info.incarnation, why) if why else None
 
-    def judge(self, now: float, rounds: Rounds, me: Node) -> list[JobEvent]:
+    def due_events(self, now: float, rounds: Rounds, me: Node) -> list[JobEvent]:
         """Return lost nodes and ended waits as of the last `observe`; nothing once the job is final."""
         job = rounds.job
         events: list[JobEvent] = []
@@ -776,7 +776,7 @@ class PeerLiveness:
         """Return whether this node must increment its counter even without another change."""
         return now - self._beat_at >= self.beat_s
 
-    def note_own(self, now: float, me: Node) -> None:
+    def note_own_heartbeat(self, now: float, me: Node) -> None:
         """Note the stored value of this node's counter."""
         if me.heartbeats != self._my_beat:
             self._my_beat, self._beat_at = me.heartbeats, now

@@ -84,7 +84,7 @@ class KeptLease:
                 self._lease = self._client.grant(self._ttl_s).lease
                 if self._thread is None:
                     thread = threading.Thread(
-                        target=self._keep, name="holdfast-etcd-lease", daemon=True
+                        target=self._keep_renewing, name="holdfast-etcd-lease", daemon=True
                     )
                     thread.start()
                     self._thread = thread
@@ -113,7 +113,7 @@ class KeptLease:
         if self._is_over and self._thread is not None:
             self._thread.join(STOP_S)
 
-    def _keep(self) -> None:
+    def _keep_renewing(self) -> None:
         while not self._is_over:
             try:
                 self._end.get(timeout=self._ttl_s / RENEWALS_PER_TTL)

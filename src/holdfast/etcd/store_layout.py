@@ -44,24 +44,24 @@ class StoreKeys:
 
     def value(self, key: str) -> KeyRange:
         """The value of a key."""
-        return KeyRange(self._keys + _closed(key) + b"v")
+        return KeyRange(self._keys + _terminated_key(key) + b"v")
 
     def queue(self, key: str) -> KeyRange:
         """The first number and the count of a queue's values."""
-        return KeyRange(self._keys + _closed(key) + b"q")
+        return KeyRange(self._keys + _terminated_key(key) + b"q")
 
     def value_or_queue(self, key: str) -> KeyRange:
         """The range that contains value and queue."""
-        begin = self._keys + _closed(key)
+        begin = self._keys + _terminated_key(key)
         return KeyRange(begin + b"q", begin + b"w")
 
     def entry(self, key: str, number: int) -> KeyRange:
         """One value of a queue."""
-        return KeyRange(self._entries + _closed(key) + b"%0*d" % (NUMBER_DIGITS, number))
+        return KeyRange(self._entries + _terminated_key(key) + b"%0*d" % (NUMBER_DIGITS, number))
 
     def barrier(self, key: str) -> KeyRange:
         """The count of a barrier."""
-        return KeyRange(self._barriers + _closed(key))
+        return KeyRange(self._barriers + _terminated_key(key))
 
     def all_keys(self) -> KeyRange:
         """The range of all values and queues."""
@@ -81,5 +81,5 @@ def pair(content: bytes) -> tuple[int, int]:
     return int(one), int(other)
 
 
-def _closed(key: str) -> bytes:
+def _terminated_key(key: str) -> bytes:
     return key.encode().replace(MARK, MARK + MARK) + MARK

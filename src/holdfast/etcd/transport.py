@@ -122,7 +122,7 @@ class HttpConnection(asyncio.Protocol):
     ) -> HttpReply:
         """Send a request and return the complete response, or raise `ConnectionProblem`."""
         reply = self._send(path, body, token, wants_leader=wants_leader)
-        timer = self._loop.call_later(limit_s, self._silent, limit_s)
+        timer = self._loop.call_later(limit_s, self._fail_for_silence, limit_s)
         try:
             return await reply
         except asyncio.CancelledError:
@@ -179,7 +179,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(b"".join((head or b"", data or b"", end or b"")))
         return self._reply
 
-    def _silent(self, limit_s: float) -> None:
+    def _fail_for_silence(self, limit_s: float) -> None:
         accepted = "" if self._heard else "it accepts connections, but there was "
         self._fail(ConnectionProblem(f"{accepted}no response within {limit_s:.3g} s"))
 
@@ -190,7 +190,7 @@ class HttpConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         address = transport.get_extra_info("sockname")
-        self.local_address = addresses.unmapped(str(address[0])) if address else ""
+        self.local_address = addresses.as_ipv4_if_mapped(str(address[0])) if address else ""
 
     def data_received(self, data: bytes) -> None:
         """Process a part of a response."""
@@ -216,13 +216,13 @@ class HttpConnection(asyncio.Protocol):
                 while self._take(self._http.next_event()):
                     pass
             except h11.RemoteProtocolError:
-                self._fail(self._loss(None))
+                self._fail(self._connection_problem(None))
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Record why the connection was lost, unless this side aborted it."""
         if self._problem is None:
-            self._fail(self._loss(exc))
+            self._fail(self._connection_problem(exc))
         if not self.ended.done():
             self.ended.set_result(None)
         if self.on_ended is not None:
@@ -253,7 +253,7 @@ class HttpConnection(asyncio.Protocol):
             self._finish()
             return self._problem is None and self._http.our_state is h11.IDLE
         if kind is h11.ConnectionClosed:
-            self._fail(self._loss(None))
+            self._fail(self._connection_problem(None))
         return False
 
     def _finish(self) -> None:
@@ -277,7 +277,7 @@ class HttpConnection(asyncio.Protocol):
                 on_line(line)
         self._scanned = len(self._body)
 
-    def _loss(self, error: Exception | None) -> ConnectionProblem:
+    def _connection_problem(self, error: Exception | None) -> ConnectionProblem:
         closed = isinstance(error, ConnectionResetError | ssl.SSLEOFError | ssl.SSLZeroReturnError)
         if isinstance(error, ssl.SSLError) and not closed:
             return tls_problem(error)

@@ -141,7 +141,7 @@ def is_unspecified(address: str) -> bool:
     return found is not None and not any(found)
 
 
-def unmapped(address: str) -> str:
+def as_ipv4_if_mapped(address: str) -> str:
     """Return an address as other nodes use it: IPv4-mapped IPv6 as IPv4."""
     found = _packed(address) if address.startswith("::ffff:") else None
     is_mapped = found is not None and len(found) == 4

@@ -168,7 +168,7 @@ class AgentPort:
                 self._loop.call_later(REOPEN_S, self._reopen)
                 return
             connection.setblocking(False)  # noqa: FBT003 (the name says it)
-            self._decide(connection, addresses.unmapped(str(where[0])))
+            self._decide(connection, addresses.as_ipv4_if_mapped(str(where[0])))
 
     def _reopen(self) -> None:
         if self._listener.fileno() >= 0:

@@ -83,12 +83,12 @@ def _pyspy_problem(pid: int, stderr: str) -> str:
     if not procfs.exists(pid):
         return f"process {pid} has exited"
     if "ermission denied" in stderr or "not permitted" in stderr:
-        return f"this user may not read the memory of process {pid}{_remedy()}"
+        return f"this user may not read the memory of process {pid}{_permission_hint()}"
     first = stderr.strip().partition("\n")[0].removeprefix("Error: ")
     return f"py-spy: {first or 'failed without a message'}"
 
 
-def _remedy() -> str:
+def _permission_hint() -> str:
     try:
         with open(SCOPE) as scope:
             limited = scope.read().strip() != "0"

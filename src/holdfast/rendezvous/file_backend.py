@@ -178,7 +178,7 @@ def job_folder(params: RendezvousParameters) -> SharedFolder:
 
 def job_store(params: RendezvousParameters) -> FileStore:
     """Return the store that the agents of a job share, in the folder of the job."""
-    return FileStore(job_folder(params).below(STORE_NAME))
+    return FileStore(job_folder(params).subfolder(STORE_NAME))
 
 
 def _checksum(token: bytes, state: bytes) -> bytes:

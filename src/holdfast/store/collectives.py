@@ -140,7 +140,7 @@ class _Turn:
     def withdraw(self) -> bool:
         """Unregister; return True if all ranks arrived just before that."""
         self.arrived = self.store.add(self.prefix + _COUNT, -1) + 1 - self._before
-        if _has(self.store, [self._complete_key]):
+        if _have_values(self.store, [self._complete_key]):
             self.store.add(self.prefix + _COUNT, 1)
             return True
         return False
@@ -232,7 +232,7 @@ def _absent(store: Any, keys: Sequence[str], until: float) -> list[int]:
         if time.monotonic() > until:
             raise StoreTimeoutError("checking each key took too long")
         part = parts.pop()
-        if _has(store, [keys[place] for place in part]):
+        if _have_values(store, [keys[place] for place in part]):
             continue
         middle = len(part) // 2
         if middle:
@@ -242,7 +242,7 @@ def _absent(store: Any, keys: Sequence[str], until: float) -> list[int]:
     return found
 
 
-def _has(store: Any, keys: Sequence[str]) -> bool:
+def _have_values(store: Any, keys: Sequence[str]) -> bool:
     """Return whether all keys have values. Without `check`, wait briefly for them."""
     try:
         return bool(store.check(keys))

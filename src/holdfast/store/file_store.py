@@ -172,7 +172,7 @@ class SharedFolder:
         self._seen: tuple[int, ...] = ()  # The folder's identity when it was checked.
         self._is_swept = False
         if make:
-            with self._place() as (name, folder):
+            with self._name_and_parent() as (name, folder):
                 make_folder(path, name, folder)
             try:
                 self.refresh()  # This checks the folder.
@@ -180,9 +180,9 @@ class SharedFolder:
                 why = "it is a link" if os.path.islink(path) else problem.strerror
                 raise _unusable(path, why) from None
 
-    def below(self, name: str) -> SharedFolder:
+    def subfolder(self, name: str) -> SharedFolder:
         """Return a folder in this one, created if it does not exist."""
-        return SharedFolder(self._at(name), parent=self)
+        return SharedFolder(self._path_of(name), parent=self)
 
     @contextmanager
     def opened(self) -> Iterator[int]:
@@ -191,7 +191,7 @@ class SharedFolder:
         When a folder is opened, an NFS client queries its server; otherwise it may cache for up to a minute
         that a name is missing.
         """
-        with self._place() as (name, folder):
+        with self._name_and_parent() as (name, folder):
             descriptor = os.open(name, _FOLDER, dir_fd=folder)
         try:
             found = os.fstat(descriptor)
@@ -204,7 +204,7 @@ class SharedFolder:
             os.close(descriptor)
 
     @contextmanager
-    def _place(self) -> Iterator[tuple[str, int | None]]:
+    def _name_and_parent(self) -> Iterator[tuple[str, int | None]]:
         """Yield the folder's name, and a descriptor of its parent, if the name is not the whole path."""
         if self._parent is None:
             yield self.path, None
@@ -215,7 +215,7 @@ class SharedFolder:
     @contextmanager
     def locked(self, timeout_s: float = LOCK_S_MAX) -> Iterator[None]:
         """Hold the lock, which is a file in the folder."""
-        path = self._at(LOCK_MARK)
+        path = self._path_of(LOCK_MARK)
         with self.opened() as folder, locked(path, timeout_s, folder):
             yield
 
@@ -332,7 +332,7 @@ class SharedFolder:
                     if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime < old:
                         os.unlink(name, dir_fd=folder)
 
-    def _at(self, name: str) -> str:
+    def _path_of(self, name: str) -> str:
         return os.path.join(self.path, name)
 
 

@@ -29,7 +29,7 @@ class PrefixStore:
         return int(self.underlying_store.add(self._full(key), amount))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
-        self.underlying_store.wait(self._all(keys), *_given(timeout))
+        self.underlying_store.wait(self._all(keys), *_timeout_argument(timeout))
 
     def check(self, keys: Sequence[str]) -> bool:
         return bool(self.underlying_store.check(self._all(keys)))
@@ -71,7 +71,7 @@ class PrefixStore:
 
         Torch's `PrefixStore` builds a barrier from several keys, so the two do not work together.
         """
-        self.underlying_store.barrier(self._full(key), world_size, *_given(timeout))
+        self.underlying_store.barrier(self._full(key), world_size, *_timeout_argument(timeout))
 
     @property
     def timeout(self) -> timedelta:
@@ -79,7 +79,7 @@ class PrefixStore:
         return found
 
     def set_timeout(self, timeout: timedelta | float) -> None:
-        self.underlying_store.set_timeout(*_given(timeout))
+        self.underlying_store.set_timeout(*_timeout_argument(timeout))
 
     def clone(self) -> PrefixStore:
         return PrefixStore(self.prefix, self.underlying_store.clone())
@@ -94,7 +94,7 @@ class PrefixStore:
         return [self._full(key) for key in keys]
 
 
-def _given(timeout: timedelta | float | None) -> tuple[timedelta, ...]:
+def _timeout_argument(timeout: timedelta | float | None) -> tuple[timedelta, ...]:
     """Return the timeout as positional arguments for torch's stores; no argument for None."""
     if timeout is None:
         return ()

@@ -200,7 +200,7 @@ class ClientHandshake(_Handshake):
         )
         frame = encode_frame(hello)
         if self._key_for is not None:
-            self._transcript = _begin(self._key_for(hello), frame)
+            self._transcript = _transcript_hash(self._key_for(hello), frame)
         return frame
 
     def receive(self, body: bytes) -> bytes:
@@ -305,7 +305,7 @@ class ServerHandshake(_Handshake):
         self._hello = hello
         if self._key_for is None:
             return encode_frame(Challenge(nonce=self._nonce, token_wanted=False))
-        self._transcript = transcript = _begin(self._key_for(hello), _framed(body))
+        self._transcript = transcript = _transcript_hash(self._key_for(hello), _framed(body))
         proof = _proof_of_server(transcript, self._nonce)
         frame = encode_frame(Challenge(nonce=self._nonce, token_wanted=True, proof=proof))
         transcript.update(frame)
@@ -408,7 +408,7 @@ def _key(token: bytes, run_id: str, *, read_only: bool = False) -> bytes:
 # by sending it back.
 
 
-def _begin(key: bytes, frame: bytes) -> blake2b:
+def _transcript_hash(key: bytes, frame: bytes) -> blake2b:
     return blake2b(frame, key=key, digest_size=2 * SEAL_KEY_BYTES)
 
 

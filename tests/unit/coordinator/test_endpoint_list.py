@@ -63,7 +63,7 @@ async def test_search_closes_all_other_connections(monkeypatch: pytest.MonkeyPat
         connection = await found.connect()
         await soon(lambda: first.server.connections + second.server.connections == 1)
         connection.abort()
-        assert await found.others(1) == f"{LOCAL}:{first.port}"
+        assert await found.other_coordinator(1) == f"{LOCAL}:{first.port}"
         await soon(lambda: first.server.connections + second.server.connections == 0)
 
 
@@ -86,7 +86,7 @@ async def test_any_listener_at_the_first_endpoint_blocks_a_takeover(
             for port in (other.port, mute.getsockname()[1]):
                 first = CoordinatorConnector(LOCAL, port, run_id="job")
                 found = EndpointList([first, own.connector(endpoint_index=1)], floor=lambda: 0)
-                assert f"{LOCAL}:{port}" in await found.others(1)
+                assert f"{LOCAL}:{port}" in await found.other_coordinator(1)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def test_loopback_names_are_recognized(host: str, is_loopback: bool) -> None:
 
 def test_ipv4_mapped_address_is_returned_as_ipv4() -> None:
     given = ["::ffff:10.1.2.3", "10.1.2.3", "fd00::2"]
-    assert [*map(addresses.unmapped, given)] == ["10.1.2.3", "10.1.2.3", "fd00::2"]
+    assert [*map(addresses.as_ipv4_if_mapped, given)] == ["10.1.2.3", "10.1.2.3", "fd00::2"]
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])

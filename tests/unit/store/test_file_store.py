@@ -277,7 +277,7 @@ def test_folder_writable_by_other_users_is_refused(tmp_path: Path, mode: int) ->
 def test_folder_is_checked_at_every_use(tmp_path: Path) -> None:
     """A user who can write to the parent folder may replace it."""
     folder = SharedFolder(str(tmp_path / "job"))
-    store = FileStore(folder.below("store"))
+    store = FileStore(folder.subfolder("store"))
     store.set("key", "value")
     calls = (lambda: store.get("key"), lambda: store.set("key", "new"), store.num_keys)
     (tmp_path / "job" / "store").chmod(0o777)

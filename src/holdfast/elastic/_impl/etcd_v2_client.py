@@ -131,7 +131,7 @@ class EtcdV2Client(EtcdClient):
 
         `recursive` and `quorum` have no effect: every read is recursive and has a quorum.
         """
-        at, below = _place(key), _range_below(key)
+        at, below = _key_of_path(key), _range_below(key)
         found, under = self.txn(Txn(success=(Get(at), Get(*below)))).results
         if found:
             return EtcdResult("get", key, found[0], None)
@@ -152,7 +152,7 @@ class EtcdV2Client(EtcdClient):
         prevIndex: int | None = None,  # noqa: N803
     ) -> EtcdResult:
         """Store a value for `ttl` seconds, or permanently, if the conditions hold."""
-        at = _place(key)
+        at = _key_of_path(key)
         lease = self.grant(ttl).lease if ttl else 0
         data = value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")
         ops = (Put(at, data, lease), Get(at))
@@ -182,7 +182,7 @@ class EtcdV2Client(EtcdClient):
         was = self.read(key)
         if was.dir and not (recursive or dir):
             raise _error("EtcdNotFile", f"{key}: is a directory in etcd; delete it with recursive")
-        ops: tuple[Op, ...] = (Delete(_place(key)),)
+        ops: tuple[Op, ...] = (Delete(_key_of_path(key)),)
         if was.dir:
             ops = (*ops, Delete(*_range_below(key)))
         self._do_if(key, ops, None, prevValue, prevIndex)
@@ -197,7 +197,7 @@ class EtcdV2Client(EtcdClient):
         value: object,
         index: int | None,
     ) -> tuple[Any, ...]:
-        at = _place(key)
+        at = _key_of_path(key)
         compare: list[Compare] = []
         if value is not None:
             data = value if isinstance(value, bytes) else str(value).encode()
@@ -244,7 +244,7 @@ def adapted(client: Any) -> EtcdClient:
     )
 
 
-def _place(key: str) -> bytes:
+def _key_of_path(key: str) -> bytes:
     """Return the key of a path, which begins with a slash as in python-etcd."""
     return f"/{key.strip('/')}".encode()
 

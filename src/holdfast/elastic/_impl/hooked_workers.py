@@ -69,10 +69,10 @@ class HookedWorkers:
     def start(self, order: StartOrder, long_wait: LongWait) -> Mapping[int, object]:
         del order, long_wait  # The agent's own `_start_workers` reads both from the loop.
         self._processes.result = RunResult(WorkerState.INIT)  # Not that of the last generation.
-        with self._hook():
+        with self._heartbeats_in_hook():
             return self._agent._start_workers(self._agent.get_worker_group())
 
-    def _hook(self) -> AbstractContextManager[None]:
+    def _heartbeats_in_hook(self) -> AbstractContextManager[None]:
         """Return the context in which a hook runs."""
         membership = self._agent._loop.membership
         return membership.heartbeat if membership is not None else nullcontext()
@@ -82,7 +82,7 @@ class HookedWorkers:
         if reason is None or reason is StopReason.SIGNAL:
             self._shut_down(order.signum)
         elif reason is not StopReason.SUCCEEDED and self._stops:
-            with self._hook():
+            with self._heartbeats_in_hook():
                 self._agent._stop_workers(self._agent.get_worker_group())
         if self._agent._has_processes:
             context = self._processes.context
@@ -95,7 +95,7 @@ class HookedWorkers:
 
     def _shut_down(self, signum: int) -> None:
         if self._shuts_down and not self._is_shut_down:
-            with self._hook():
+            with self._heartbeats_in_hook():
                 self._agent._shutdown(as_enum(signum), timeout=self._agent._shutdown_timeout)
             self._is_shut_down = True
 
@@ -116,7 +116,7 @@ class HookedWorkers:
         """Convert the result of the hook to events."""
         agent = self._agent
         group, machine = agent.get_worker_group(), agent._machine
-        with self._hook():
+        with self._heartbeats_in_hook():
             result = agent._monitor_workers(group)
         group.state = result.state
         agent._reporter.workers_observed(result.state.name.lower())

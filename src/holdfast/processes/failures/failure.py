@@ -125,7 +125,7 @@ class ProcessFailure:
             extra = _extra_info(message)
             stamp = _seconds(extra.get("timestamp"))
             self.timestamp = self.timestamp if stamp is None else stamp
-            precise = _whole(extra.get("timestamp_ns"))
+            precise = _as_int(extra.get("timestamp_ns"))
             if precise is not None and precise > 0:
                 self.recorded_ns = min(precise, self.observed_ns)
                 return
@@ -354,7 +354,7 @@ def _extra_info(message: object) -> dict[str, Any]:
     return extra if isinstance(extra, dict) else {}
 
 
-def _whole(value: object) -> int | None:
+def _as_int(value: object) -> int | None:
     """Return a number, or a text of one, as an int; None for anything else."""
     if not isinstance(value, (int, float, str)):
         return None
@@ -370,5 +370,5 @@ def _whole(value: object) -> int | None:
 
 def _seconds(value: object) -> int | None:
     """Return a time in whole seconds that a calendar can show, or None."""
-    seconds = _whole(value)
+    seconds = _as_int(value)
     return seconds if seconds is not None and 0 <= seconds <= _TIMESTAMP_S_MAX else None

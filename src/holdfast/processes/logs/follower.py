@@ -325,12 +325,12 @@ class PipeStream(FollowedStream):
         with self._ring_lock:  # Every byte that is no longer in the pipe is in the ring.
             data = os.read(self._fd, CHUNK_BYTES)
             self._marks.append((self.bytes_read, time.monotonic_ns()))
-            self._keep(data)
+            self._add_to_ring(data)
             self.bytes_read += len(data)
             self._has_read.notify_all()
             return data
 
-    def _keep(self, data: bytes) -> None:
+    def _add_to_ring(self, data: bytes) -> None:
         limit = self._tail_bytes_max
         if limit <= 0:
             return

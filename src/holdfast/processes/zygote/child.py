@@ -55,7 +55,7 @@ class Interpreter:
         if self.path0 is not None:
             sys.path.insert(0, self.path0)
 
-    def rest(self) -> None:
+    def prepare_for_forks(self) -> None:
         """Prepare for forks: keep the garbage collector from copying all shared memory."""
         self.collects = gc.isenabled()
         gc.disable()

@@ -280,7 +280,7 @@ class WarmStart:
         self.close()
         self._zygote = Zygote.start(keeper, self._command, self._env, self._modules, self._path)
         if self._zygote.is_lost:  # It exited before it received the list of imports.
-            self._lose("")
+            self._abandon_zygote("")
 
     def await_ready(self, keeper: Keeper) -> None:
         """Wait until the zygote has imported all modules, or has failed."""
@@ -354,7 +354,7 @@ class WarmStart:
         zygote.send(("fork",))
         self._due = time.monotonic() + FORK_S_MAX
         if zygote.is_lost:
-            self._lose("does not read its requests" if zygote.is_stuck else "")
+            self._abandon_zygote("does not read its requests" if zygote.is_stuck else "")
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is due, on the monotonic clock."""
@@ -363,7 +363,7 @@ class WarmStart:
     def tick(self, now: float) -> None:
         """Give up on a zygote that takes far too long for a fork."""
         if self._due is not None and now >= self._due and self._zygote is not None:
-            self._lose(f"has not forked a worker for {FORK_S_MAX:g} s")
+            self._abandon_zygote(f"has not forked a worker for {FORK_S_MAX:g} s")
 
     def forget(self) -> None:
         """Drop the requested workers that have not started."""
@@ -381,7 +381,7 @@ class WarmStart:
         for event in zygote.receive():
             self._handle(zygote, event)
         if zygote.is_lost:
-            self._lose("")
+            self._abandon_zygote("")
         elif not self._sent:
             self._due = None
             self.begin()
@@ -409,7 +409,7 @@ class WarmStart:
                 self._is_cold = True
                 zygote.end()
 
-    def _lose(self, why: str) -> None:
+    def _abandon_zygote(self, why: str) -> None:
         """Continue without this zygote: workers that it has not forked start cold."""
         zygote = self._zygote
         assert zygote is not None

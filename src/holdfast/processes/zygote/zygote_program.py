@@ -122,7 +122,7 @@ class ZygoteProgram:
 
     def serve(self) -> Callable[[], object]:
         """Fork workers until the agent exits. Returns in each worker the function to call."""
-        self.interpreter.rest()
+        self.interpreter.prepare_for_forks()
         self.send_event("ready", os.getpid())
         while True:
             request = self.receive()
@@ -131,7 +131,7 @@ class ZygoteProgram:
             elif request[0] == "fork":
                 worker = self.fork_batch()
                 if worker is not None:
-                    return self.become(worker)
+                    return self.become_worker_of(worker)
 
     def receive(self) -> Any:
         """Return the next request; end the process when the agent has exited."""
@@ -208,7 +208,7 @@ class ZygoteProgram:
             close_all(worker.all_fds())
         return None
 
-    def become(self, worker: WorkerRequest) -> Callable[[], object]:
+    def become_worker_of(self, worker: WorkerRequest) -> Callable[[], object]:
         """Turn the forked process into the worker, once the keeper lets it begin."""
         step = "prepare"
         try:

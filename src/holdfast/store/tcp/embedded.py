@@ -140,7 +140,9 @@ class TcpStoreServer:
                 self._loop = ServingLoop(self._listener, self._epoll, self._wake, self._access)
                 self._loop.run()
         except BaseException as error:  # noqa: BLE001 (the thread must not fail silently)
-            console.error(f"the workers' store failed and closed all connections: {_where(error)}")
+            console.error(
+                f"the workers' store failed and closed all connections: {_with_location(error)}"
+            )
             if self._on_failure is not None:  # Before its clients notice.
                 self._on_failure(console.describe(error))
         finally:
@@ -168,7 +170,7 @@ class TcpStoreServer:
         self.close()
 
 
-def _where(error: BaseException) -> str:
+def _with_location(error: BaseException) -> str:
     """Return an error with its file and line, in one line."""
     place = error.__traceback__
     while place is not None and place.tb_next is not None:

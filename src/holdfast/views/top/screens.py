@@ -189,7 +189,7 @@ class TextScreen(Screen[None]):
         self.note(f"{found} lines contain {event.value!r}" if event.value else "")
 
     @on(Input.Submitted)
-    def _found(self) -> None:
+    def _move_to_first_match(self) -> None:
         self.query_one("#search", Input).display = False
         self.view.focus()
         self.view.move_to_found(-1)
@@ -245,12 +245,12 @@ class LogsScreen(TextScreen):
                 async for lines in client.logs(node, wanted):
                     self.note("")
                     tail = 0
-                    self._take(lines)
+                    self._append_lines(lines)
             except ControlProblem as problem:
                 self.note(problem.message)
             await asyncio.sleep(WAIT_S)
 
-    def _take(self, lines: LogLines) -> None:
+    def _append_lines(self, lines: LogLines) -> None:
         whose = (lines.rank, lines.stream)
         text = self._rest.pop(whose, "") + lines.text.decode(errors="replace")
         *whole, rest = text.split("\n")

@@ -380,16 +380,16 @@ class TextView(Lines):
         """Mark a text; return how many lines contain it."""
         self._found, self._at = text.lower(), -1
         self.redraw()
-        return len(self._where())
+        return len(self._matching_lines())
 
-    def _where(self) -> list[int]:
+    def _matching_lines(self) -> list[int]:
         if not self._found:
             return []
         return [at for at, (text, _) in enumerate(self._lines) if self._found in text.lower()]
 
     def move_to_found(self, by: int) -> None:
         """Scroll to the next or the previous line with the text."""
-        where = self._where()
+        where = self._matching_lines()
         if not where:
             return
         if self._at < 0:
