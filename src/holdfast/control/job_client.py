@@ -80,7 +80,7 @@ LOOKUP_S = 1.0
 REPORTS_S = 0.5
 """The minimum time that a status waits for agents. It also accepts reports that are seconds old."""
 REPORT_S_PER_NODE = 0.005
-"""The minimum time per node of a status; several times the cost of opening a connection."""
+"""The minimum time that a status waits, per node; several times the cost of opening a connection."""
 AGENT = "the agent"
 RECENT_S = 5.0
 """How long agents may take to send their recent events."""

@@ -1,10 +1,9 @@
 """Sends over OTLP, with a single warning while the collector is unreachable.
 
 OpenTelemetry's exporters log each failed attempt, so a program without its own logging prints the same lines again
-and again.
-`OneLineExporter` captures those lines, extracts the reason, and prints it once, with the address. After a success it
-reports the next failure again. It captures only the log of threads that send for Holdfast: a program that uses
-OpenTelemetry itself sees its own errors as usual.
+and again. `OneLineExporter` captures those lines, extracts the reason, and prints it once, with the address. After a
+success it reports the next failure again. It captures only the log of threads that send for Holdfast: a program that
+uses OpenTelemetry itself sees its own errors as usual.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class CoordinatorAccess(JobAccess):
         self._endpoints = parse_rendezvous_endpoints(
             params.endpoint, DEFAULT_PORT, COORDINATORS_MAX
         )
-        # Another node with the same fixed rank replaces it.
+        # The id contains the fixed rank, so that a later node with this rank can replace a lost one.
         own_id = f"rank-{fixed_rank}" if fixed_rank >= 0 else new_node_id()
         local_addr = params.local_addr
         super().__init__(

@@ -91,7 +91,7 @@ class MembershipHandler(RendezvousHandler):
         return self._worker_store.fileno() if self._worker_store is not None else -1
 
     def take_store_failure(self) -> str:
-        """Return why the workers' store of this generation failed here, once; empty if it did not fail."""
+        """Return why this node's workers' store failed; empty if it did not, or if this was already returned."""
         return self._worker_store.take_failure() if self._worker_store is not None else ""
 
     @property
@@ -128,7 +128,7 @@ class MembershipHandler(RendezvousHandler):
         return self._membership
 
     def serve_workers(self, view: View) -> None:
-        """Once the workers may start, serve their store, or attest this host at it."""
+        """Once the workers may start, serve their store, or attest this host to it."""
         assert self._worker_store is not None
         self._worker_store.follow(view)
 

@@ -115,7 +115,7 @@ class WorkerStore:
         return -1 if self._events.closed else self._events.fileno()
 
     def take_failure(self) -> str:
-        """Return why the store of the newest generation failed, once; empty if it did not fail.
+        """Return why the newest generation's store failed; empty if it did not, or if this was already returned.
 
         If a store waits for its first client and has one, start serving it.
         """
@@ -129,7 +129,7 @@ class WorkerStore:
         return f"the workers' store on this node failed: {why}" if why else ""
 
     def follow(self, view: View) -> None:
-        """Once the workers of a member's view may start, serve their store, or attest this host at it."""
+        """Once the workers of a member's view may start, serve their store, or attest this host to it."""
         if not view.start:  # No worker needs it yet, and its port may change.
             return
         held = self.numbers
@@ -431,7 +431,7 @@ class SingleNodeHandler(RendezvousHandler):
         return self._store.fileno() if self._store is not None else -1
 
     def take_store_failure(self) -> str:
-        """Return why the workers' store of this generation failed here, once; empty if it did not fail."""
+        """Return why this node's workers' store failed; empty if it did not, or if this was already returned."""
         return self._store.take_failure() if self._store is not None else ""
 
     def serve_now(self) -> None:

@@ -22,7 +22,7 @@ what         body                  replies
 `history`    none                  `control.history.NodeHistory`, some generations in each
 `report`     none                  one `NodeReport`
 `contacts`   none                  `Contacts`; only at an agent's own socket
-`more`       `StreamCredit`                none: the stream with that id may send `size` more bytes. For size 0, the
+`more`       `StreamCredit`        none: the stream with that id may send `size` more bytes. For size 0, the
                                    stream of a node sends an empty reply if it is open
 `cancel`     none                  none: ends the query with that id
 ===========  ====================  ============================================================

@@ -11,11 +11,11 @@ differences. First, etcd detects lost nodes, by their leases. Second, leaders ch
 state that the previous leader stored, and stores all state that its successor needs.
 
 **Writes.** A decision counts once it is stored. The job is stored first, then the views, one key each; from
-the job a successor knows which views are missing. A write has no effect once another node leads, or if the
-stored job is not the one on which the decision is based, since a write with an unknown outcome may be
-performed late. If an outcome is unknown, the session ends; in the next session the leader, if it still
-leads, reads everything again. One write is under way at a time, and the next one contains all decisions
-made meanwhile.
+the job a successor knows which views are missing. A write has no effect once another node leads. It also
+has none if the stored job is not the one on which the decision is based: an earlier write with an unknown
+outcome may have been performed late. If an outcome is unknown, the session ends; in the next session the
+leader, if it still leads, reads everything again. One write is under way at a time, and the next one
+contains all decisions made meanwhile.
 
 **Roll calls.** A failure is held until all other members have responded (`core.failure_hold`): the leader
 increments the number of the roll call, and each node responds by storing its status with that number. A new

@@ -70,7 +70,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
 
 
 class EtcdRendezvousHandler(MembershipHandler):
-    """A node's rendezvous on etcd, created from an `EtcdRendezvous`, which then uses this node."""
+    """A node's rendezvous on etcd. The `EtcdRendezvous` that it is created from uses it from then on."""
 
     def __init__(self, rdzv_impl: EtcdRendezvous, local_addr: str | None) -> None:
         super().__init__(EtcdAccess(rdzv_impl.parameters(local_addr), rdzv_impl.client.settings))
@@ -114,7 +114,7 @@ class EtcdRendezvous:
     """One node's part in a job on etcd. Times are in seconds.
 
     `settings` are further keys of `--rdzv-conf`. If `closes_client` is false, the caller closes the
-    client. For a client of python-etcd, this uses only its endpoint and certificates.
+    client. If `client` is python-etcd's, this class uses only its endpoint and certificates.
     """
 
     def __init__(

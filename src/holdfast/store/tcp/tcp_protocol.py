@@ -3,7 +3,8 @@
 A request is one byte for the operation, then its fields. Integers are little-endian. A key or value is sent as
 its length (u64) and its bytes. The first request of a connection must be VALIDATE with `MAGIC`.
 Responses carry no request number: they arrive in the order of the requests. SET, APPEND, MULTI_SET,
-QUEUE_PUSH and VALIDATE have no response. To know that one arrived, a client sends another request after it.
+QUEUE_PUSH and VALIDATE have no response. To learn that such a request has arrived, a client then sends one
+with a response.
 """
 
 from __future__ import annotations
