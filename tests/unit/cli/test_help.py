@@ -192,7 +192,7 @@ def test_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     assert main.dispatch(["fly"]) == 2
     assert capsys.readouterr().err == (
         "holdfast: error: 'fly' is not a command; commands: run, coordinator, token, ps, status, "
-        "top, logs, events, restart, drain, undrain, stop, dump, dashboard, report, story, "
+        "top, dashboard, logs, events, dump, restart, drain, undrain, stop, report, story, "
         "completion\n"
     )
     assert main.dispatch(["train.py"]) == 2
