@@ -139,6 +139,7 @@ def own_token(*, make: bool = True) -> bytes:
             f"created {path}, the token with which agents and coordinators of this user authenticate "
             "each other; machines with another home need a copy"
         )
+    _check_folder(os.path.dirname(path))
     return read_token(path, path)
 
 
@@ -236,6 +237,18 @@ def _check_private(where: str, status: os.stat_result) -> None:
         raise EnvironmentProblem(
             f"{where} is open to other users (mode {stat.S_IMODE(status.st_mode):04o})",
             hint="chmod 600 it",
+        )
+
+
+def _check_folder(folder: str) -> None:
+    """Raise if another user can replace the token in its folder, for example by a token that he knows."""
+    status = os.stat(folder)
+    if status.st_uid not in (0, os.geteuid()):
+        raise EnvironmentProblem(f"{folder} belongs to another user (uid {status.st_uid})")
+    if status.st_mode & 0o022:
+        raise EnvironmentProblem(
+            f"other users can replace the token in {folder} (mode {stat.S_IMODE(status.st_mode):04o})",
+            hint="chmod 700 it",
         )
 
 

@@ -156,6 +156,13 @@ def test_other_endpoint_uses_the_users_token_and_creates_it(
     assert len(caplog.messages) == 1
 
 
+def test_own_token_in_a_folder_that_others_can_change_is_refused(home: Path) -> None:
+    own_token()
+    (home / ".holdfast").chmod(0o777)
+    with pytest.raises(EnvironmentProblem, match="other users can replace the token"):
+        own_token()
+
+
 def test_mutual_certificates_replace_the_token(home: Path) -> None:
     assert choose_token("node0", {}, certified=True) is None
     assert not os.listdir(home)
