@@ -57,8 +57,8 @@ it, and follows its newest view:
 17. If the keeper killed the workers because they may have been replaced elsewhere
     (`core.liveness.StopDeadline`), this is not a failure: the node is ready for the next generation.
 18. If the job is closed, the node exits with the job's outcome, once its view is final or the connection
-    is lost. Closed is final: if a later coordinator does not know that the job is over, the node
-    leaves that coordinator.
+    is lost. A closed job stays closed: if a later coordinator does not know that it is over,
+    the node leaves that coordinator.
 19. If no round with this node forms within the join timeout, the node exits. The timeout does not apply to
     standbys. If the other nodes' workers do not finish within the exit barrier's limit, the node exits
     with success. If the other nodes need this one, it waits without a limit.
@@ -717,10 +717,10 @@ class CoordinatedSupervision(Supervision):
         self._is_reported = False  # Whether the user was informed about this wait.
         self.view: View | None = None
         self._was_admitted = False
-        self._done = -1  # The generation in which its workers succeeded, unless the job continued.
+        self._done = -1  # The generation in which this node succeeded, unless the job continued.
         self._coordinator_lost = False
         self._has_workers = False
-        self._reported_clear = (0, -1)  # The term of the view at that time, and the generation.
+        self._reported_clear = (0, -1)  # The newest report: the term of its view, and `clear`.
 
     @property
     def failed_generation(self) -> int:
@@ -892,7 +892,7 @@ class CoordinatedSupervision(Supervision):
         self.running = frozenset()
         self._has_workers = event.unkillable > 0
         reason = self._after_stop
-        if event.unkillable:  # No other worker may run beside those that remain.
+        if event.unkillable:  # No other worker may run beside the unkillable ones.
             return [self._report(NodePhase.LEAVING), *self._finish(Outcome.FAILED)]
         failed = reason in (StopReason.WORKER_FAILED, StopReason.UNHEALTHY)
         if self.signum:

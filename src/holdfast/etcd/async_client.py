@@ -54,7 +54,7 @@ is not a failure."""
 LEADERLESS_PAUSE_S = 0.1
 """The pause before all endpoints are tried again if none has a leader; elections take about a second."""
 TRY_S_MIN = 0.01
-"""With less time left than this, no endpoint is tried: the attempt could only fail."""
+"""After the first attempt, no endpoint is tried with less time left than this: the attempt could only fail."""
 SHARE_S_MIN = 0.001
 
 NO_TIME = Problem(ProblemKind.UNREACHABLE, "there was no time for a request")
@@ -551,7 +551,7 @@ class Attempts:
         return False
 
     def _note(self, problem: Problem) -> None:
-        """Keep the most useful problem: while one endpoint may recover, the problem is not permanent."""
+        """Keep the newest problem, but do not replace a temporary one by a permanent one."""
         if (
             self._problem is None
             or self._problem.kind is not ProblemKind.UNREACHABLE

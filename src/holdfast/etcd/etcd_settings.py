@@ -20,7 +20,7 @@ DEFAULT_PORT = 2379
 ENDPOINTS_MAX = 16
 """A cluster of etcd has three, five or seven members; more endpoints are a mistake."""
 NAMES = ("cert", "key", "cacert")
-"""The names of the files of certificate, key and CA in `--rdzv-conf`."""
+"""The settings in `--rdzv-conf` for the files of the certificate, the key and the CA."""
 
 
 class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
         return ",".join(format_endpoint(host, port) for host, port in self.endpoints)
 
     def __repr__(self) -> str:
-        """Show everything except the password, because logs contain this."""
+        """Show everything except the password, because logs contain this text."""
         shown = {name: getattr(self, name) for name in self.__struct_fields__}
         if self.password:
             shown["password"] = "..."  # noqa: S105 (instead of one)

@@ -62,8 +62,8 @@ class LaunchConfig:
         The port on which the agent of the first node serves the dashboard of the job, on loopback. 0 selects
         a free port, `None` turns this off.
     standalone
-        Whether the job is independent of other machines. If a job of one node is not, and names an endpoint,
-        its workers' store has this host's address, as with torchrun.
+        Whether the job is independent of other machines. If this is false and a one-node job has an
+        endpoint, its workers' store gets this host's address, as with torchrun.
     story
         The file to which this node's agent appends every step, with its cause; `-` for standard error.
         The variable `HOLDFAST_DEBUG` is the default.

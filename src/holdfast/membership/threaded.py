@@ -394,7 +394,8 @@ class SessionConnection(Protocol):
     problem: ConnectFailed | None
     """Why it ended."""
     confirmed_at: float | None
-    """When this side sent the last message that the other side received, if that was before `ready`."""
+    """When this side sent the last message that the other side is known to have received; None for the
+    time of the connection."""
 
     def send(self, message: Status | Heartbeat | StoreCall | NodeReport) -> None: ...
 

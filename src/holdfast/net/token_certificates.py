@@ -9,8 +9,8 @@ Anyone who opens a connection sees the authority's public key and can test guess
 a token must be random.
 
 The required parts of P-256 (FIPS 186-4), ECDSA and X.509 (RFC 5280) are implemented here: the standard library
-can use certificates but not create them, and a program that creates them may not be installed. This module signs only
-certificates that it created itself, when a job starts, so its timing reveals nothing.
+can use certificates but not create them, and a program that creates them is not always installed. This module
+signs only certificates that it created itself, when a job starts, so its timing reveals nothing.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _public(key: int) -> Point:
 
 
 def _add(one: Point, other: Point) -> Point:
-    """Return the sum of two points that are not each other's negative: multiples below the order."""
+    """Return the sum of two points that are not each other's negative; keys are below the order, so none are."""
     (x1, y1), (x2, y2) = one, other
     if one == other:
         slope = 3 * (x1 * x1 - 1) * pow(2 * y1, -1, PRIME)

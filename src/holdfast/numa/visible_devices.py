@@ -30,7 +30,7 @@ IF_SET = (
 def device_variables(inherited: Mapping[str, str], local_rank: int) -> dict[str, str]:
     """Return the variables that give a worker one of the devices that its agent sees.
 
-    `ROCR_VISIBLE_DEVICES` is unchanged: HIP numbers the devices that it shows.
+    `ROCR_VISIBLE_DEVICES` is unchanged: HIP numbers only the devices in that list.
     """
     shown = {ALWAYS: _own_entry(ALWAYS, inherited.get(ALWAYS), local_rank)}
     for name in IF_SET:

@@ -42,7 +42,7 @@ KILLED = "kill worker process"
 
 SCOPES_NAMED_MAX = 3
 REPORT_ROUNDS_MAX = 4
-"""How often to search for more late workers before the first is signalled."""
+"""How many times to search for late workers before the first is signalled."""
 DUMPS_AT_ONCE = 8
 """Concurrent dumps, so that the stacks of workers that wait for each other are from the same moment."""
 

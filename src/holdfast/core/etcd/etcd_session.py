@@ -17,8 +17,8 @@ views and acknowledgements, and may be lost. It consists of
     LeaveRequested, and this node does not lead: ──► LEAVING: removes its keys ──► GONE
 
 If a lease ends while its node is alive, the node immediately gets another one and stores its status again;
-the leader decides how the node continues. If etcd rejects a write, the next session opens only after etcd
-has accepted one. Statuses are stored in order, one at a time; at most `UNSENT_MAX` wait.
+the leader decides how the node continues. If etcd rejects a write, the next session stores a status
+before it opens. Statuses are stored in order, one at a time; at most `UNSENT_MAX` wait.
 
 Use: perform the effects of each `handle` in order; report each outcome as the event with the same
 number; call `handle` with `Tick` at `next_deadline`.

@@ -1,8 +1,8 @@
 """Detects whether the last output of a worker blames a peer, which then most likely caused the failure.
 
 This is a heuristic, as in `tracebacks`: it knows names of exceptions, and the messages of sockets,
-Gloo, NCCL, PyTorch's stores and its watchdogs. In a chain of exceptions the first one counts: a
-`ValueError` during whose handling a pipe broke is a `ValueError`.
+Gloo, NCCL, PyTorch's stores and its watchdogs. In a chain of exceptions the first one counts: if
+a pipe breaks while a `ValueError` is handled, the `ValueError` counts.
 """
 
 from __future__ import annotations

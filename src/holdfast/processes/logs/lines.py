@@ -1,7 +1,7 @@
 """Turns chunks of a stream into whole, prefixed lines for a file descriptor or a text stream.
 
 A chunk of plain lines gets its prefixes by a single `bytes.replace`, and is written by a single
-call. Only if a filter matches are lines handled one by one. A lone carriage return also ends a piece,
+call. Lines are handled one by one only if a filter needs it. A lone carriage return also ends a line,
 so that progress bars are visible. A sink whose destination is lost (closed pipe, lost terminal)
 discards further bytes, so that following the files continues.
 """
@@ -83,10 +83,10 @@ class Sink:
 
     @classmethod
     def of_stream(cls, stream: TextStream | None) -> Sink:
-        """Return a sink for a Python text stream, by its descriptor if it truly has one.
+        """Return a sink for a Python text stream; it writes to the stream's descriptor if it can rely on that.
 
         `fileno()` of a notebook's stream may return a descriptor whose output is not visible. So the
-        sink uses the descriptor only of Python's own kind of stream. Without a console the stream is
+        sink uses the descriptor only if the stream is a `TextIOWrapper`. Without a console the stream is
         None, and the sink writes nothing.
         """
         if isinstance(stream, io.TextIOWrapper):
@@ -211,7 +211,7 @@ LINE_BYTES_MAX = 1 << 20
 class PrefixedLines:
     r"""Passes the lines of one stream to its sinks.
 
-    `to` gets every line (with `accept`, those that it accepts). `filtered_to` gets each line that
+    `to` gets every line, or only the lines that `accept` accepts. `filtered_to` gets each line that
     contains at least one of `filters`. Both get lines in order, whole, and with `prefix`. A filter
     and `accept` see the line without its prefix; `accept` sees it with its line end.
     """

@@ -37,7 +37,7 @@ GATHER_S = 0.1
 IDLE_S = 30.0
 """The state is kept up to date for this long after the last page was closed."""
 LOG_LINES_MAX = 10_000
-"""The number of old lines of each rank."""
+"""The limit for the old lines of each rank."""
 LOGS_WAITING_MAX = 8
 """Pieces of logs that wait for a browser; beyond this, reading waits too."""
 LINE_CHARS_MAX = 4_000
@@ -132,7 +132,7 @@ class WatchedJob:
     # Other requests.
 
     async def act(self, wanted: ActionWanted) -> str:
-        """Request an action; return what `JobClient.request` does."""
+        """Request an action; return the result of `JobClient.request`."""
         async with await self._connect() as client:
             return await client.request(
                 wanted.action,
@@ -186,7 +186,7 @@ class WatchedJob:
                     await follow_logs(client, wanted, node, pieces.put, console.debug)
             except Exception as problem:  # noqa: BLE001 (raised below)
                 end = problem
-            await pieces.put(end)  # Not after a cancellation: nobody receives it.
+            await pieces.put(end)  # Not reached after a cancellation: the queue has no reader then.
 
         reading = asyncio.ensure_future(read())
         try:
