@@ -52,7 +52,7 @@ def run_script_path(training_script: str, *training_script_args: str) -> None:
 
 @lazy_dataclass
 class WorkerSpec:
-    """What the workers of a node run, and how often they may restart.
+    """What the workers of a node run, and how many times they may restart.
 
     `entrypoint` is a program, with `args` as its arguments, or a function that is called with
     them. `monitor_interval` matters only if the agent polls: with a user's own rendezvous handler, or in

@@ -269,11 +269,11 @@ class AgentDirectory:
         """Entries that `run_ids` omitted because they are not readable."""
 
     def run_ids(self, *, running: bool = False) -> list[str]:
-        """Return all jobs, or with `running` those that have an agent."""
+        """Return the run ids of all jobs, or with `running` only of running jobs."""
         raise NotImplementedError
 
     def contacts(self) -> Contacts:
-        """Return how to reach the agents of the job; raise `HoldfastError` if it is not readable."""
+        """Return how to reach the agents of the job; raise `HoldfastError` if the directory is not readable."""
         raise NotImplementedError
 
     def summary(self, run_id: str) -> JobSummary | None:
@@ -325,7 +325,7 @@ class EtcdDirectory(AgentDirectory):
 class HaDirectory(EtcdDirectory):
     """The only job in the etcd of `--ha`."""
 
-    unreadable_hint = "--ha, --rdzv-id and the token must be those of the job"
+    unreadable_hint = "--ha, --rdzv-id and the token must match the job's"
 
     def __init__(self, params: RendezvousParameters) -> None:
         of = cluster_list_of(params, make_token=False)
@@ -422,7 +422,7 @@ def directory_of(params: RendezvousParameters) -> AgentDirectory | None:
 
 
 async def read(call: Callable[[], R]) -> R:
-    """Return what `call` reads from a directory; raise `ControlProblem` if it cannot."""
+    """Return what `call` reads from a directory; raise `ControlProblem` if the read fails."""
     try:
         return await asyncio.to_thread(call)
     except UsageError:
@@ -441,7 +441,7 @@ async def _run_ids_of(location: AgentDirectory, on_problem: Callable[[str], None
 async def stored_jobs(
     location: AgentDirectory, on_problem: Callable[[str], None] = _ignore
 ) -> list[JobSummary]:
-    """Return the running jobs of a directory as they are stored, or the chosen one."""
+    """Return the stored state of the chosen job, or of all running jobs if none is chosen."""
 
     def stored() -> list[JobSummary]:
         names = [location.run_id] if location.run_id else location.run_ids(running=True)

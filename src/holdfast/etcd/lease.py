@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from holdfast.etcd.sync_client import EtcdClient
 
 ATTEMPTS_MAX = 3
-"""How often a write is retried because its lease expired."""
+"""How many times a write is attempted, in case its lease has expired."""
 RENEWALS_PER_TTL = 3
 """Several, because a renewal may be lost."""
 WRITES_PER_TTL = 10
-"""A lease renewed within the last tenth of its time is fresh enough for a write."""
+"""A write does not renew the lease if less than a tenth of its time has passed since the last renewal."""
 STOP_S = 0.5
 """How long `join` waits for the thread, which may be in a call."""
 

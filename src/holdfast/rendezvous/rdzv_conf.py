@@ -320,10 +320,10 @@ KEY_OF = {key.name: key for key in KEYS}
 PROTECTING = ("auth", "tls", "token")
 """Unknown keys with these prefixes are errors; TorchElastic has none."""
 
-# Every launch sets these keys, so the user may not have set them.
+# Every launch sets these keys, even if the user did not.
 SET_BY_LAUNCHES = frozenset({"timeout", "rank"})
 
-# Parameters that are parsed twice cause each warning once.
+# Parameters that were warned about: they may be parsed again.
 _warned: WeakSet[RendezvousParameters] = WeakSet()
 
 
@@ -472,7 +472,7 @@ def parse(params: RendezvousParameters, *, shares_state: bool = False) -> Rendez
 def default_store(max_nodes: int) -> str:
     """Return the default of `store`.
 
-    A job with one node is open: a user who sets an endpoint for it wants other jobs to reach it.
+    The store of a one-node job is open: a user who sets an endpoint for the job wants other jobs to reach it.
     """
     access = StoreAccess.HOSTS if max_nodes > 1 else StoreAccess.OPEN
     return access.value
@@ -483,7 +483,7 @@ def warn_about_unused(
 ) -> None:
     """Warn about each given key, and about a token, that is unknown or has no effect here.
 
-    Raises `UsageError` for an unknown one that may be meant to protect the job.
+    Raises `UsageError` for an unknown key that may be meant to protect the job.
     """
     for name in sorted(given):
         key, protects = KEY_OF.get(name), name.startswith(PROTECTING)

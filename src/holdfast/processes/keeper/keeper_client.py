@@ -41,7 +41,7 @@ RECEIVE_BYTES = 1 << 18
 KILLED_MS_MAX = 1_000
 # How long a keeper may take to kill everything below it; after that it counts as stuck.
 CLOSE_MS_MAX = keeper_program.SHUTDOWN_MS_MAX + 5_000
-# How long a keeper may take to respond. The agent waits for this only if everything else took too long.
+# How long a keeper may take to respond. The agent checks this only if the workers did not exit in time.
 RESPONSE_MS_MAX = 2_000
 
 
@@ -61,7 +61,7 @@ class SpawnFailed(Value):
 
 
 class Exited(Value):
-    """A worker's leader exited: `exitcode` is negative for the signal that ended it."""
+    """A worker's leader exited; `exitcode` is the negative signal number if a signal ended it."""
 
     key: int
     pid: int
@@ -140,7 +140,7 @@ class Keeper:
         prestarted, Keeper._prestarted = Keeper._prestarted, None
         if (
             prestarted is not None and prestarted._owner == os.getpid()
-        ):  # Not one of the process that forked this one.
+        ):  # Otherwise the keeper belongs to the parent process.
             return prestarted
         return cls.start_another()
 
@@ -174,7 +174,7 @@ class Keeper:
                 argv[0],
                 list(argv),
                 inherited_environment(),  # Workers can read their keeper's environment.
-                # In this order, because the two may have the numbers of our own closed streams.
+                # Move these first: they may have the numbers of standard streams that this process closed.
                 file_actions=[*_moved_to(its.fileno(), 3, payload_fd, 4), *file_actions],
                 setsid=True,
                 setsigmask=[],
@@ -317,7 +317,7 @@ class Keeper:
         self._send(("deadline", self._deadlines_set, len(fds)), fds)
 
     def signal_leftovers(self, signum: int) -> None:
-        """Signal what exited workers left behind; `DescendantsExited` follows when all of it has exited."""
+        """Signal the processes that exited workers left behind; `DescendantsExited` follows once they exit."""
         # Numbered, to match responses to requests.
         self._clearings_requested += 1
         self._send(("clear", int(signum), self._clearings_requested))
@@ -328,7 +328,7 @@ class Keeper:
         return self._childless_after == self._workers_requested
 
     def sweep(self) -> None:
-        """SIGKILL what exited workers left behind; `DescendantsExited` follows when all of it has exited."""
+        """SIGKILL the processes that exited workers left behind; `DescendantsExited` follows once they exit."""
         self.signal_leftovers(SIGKILL)
 
     def receive(self) -> list[Event]:
@@ -397,7 +397,7 @@ class Keeper:
     def close(self, *, wait: bool = True) -> None:
         """Let the keeper kill all its descendants, and wait until it exits.
 
-        Without waiting it exits soon, unless a descendant cannot be killed.
+        Without `wait`, return at once; the keeper exits soon, unless a descendant cannot be killed.
         """
         self.hang_up()
         if wait:
@@ -410,7 +410,7 @@ class Keeper:
         Keeper._running.discard(self)
         if self._owner == os.getpid():
             self._send(("inherit", []))  # This process is alive, and removes its folders itself.
-            # Closing has no effect while a process forked from this one has a copy.
+            # Closing alone has no effect while a process forked from this one has a copy of the socket.
             self._control.shutdown(socket.SHUT_RDWR)
             self._is_ending = True
         self._control.close()
@@ -575,5 +575,5 @@ def reap_soon(pid: int, ms_max: int = REAP_MS_MAX) -> bool:
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
     except ChildProcessError:
-        pass  # Not our child, or reaped before. In the next round it is our child, or has exited.
+        pass  # Already reaped, or not our child yet; `sweep_after_loss` then finds it again.
     return True

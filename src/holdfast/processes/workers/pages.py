@@ -230,7 +230,7 @@ def _name_at(names: bytes, slot: int) -> str:
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 (a directory only its owner can open is made there)
 FOLDER_PREFIX = "holdfast-pages-"
 SWEPT_MAX = 64
-"""The number of directories of killed agents that a start removes."""
+"""The limit for directories of killed agents that one start removes."""
 CHECKED_MAX = 10_000  # Folder names to check for leftovers; one check takes a microsecond.
 SWEPT_AGE_S = 60.0
 """The minimum age of a leftover: the agent of a younger directory may not have locked it yet."""
@@ -299,7 +299,7 @@ class WorkerPages:
         return page.read() if page is not None else Progress()
 
     def steps(self) -> list[tuple[int, int, float]]:
-        """Return local rank, last step and its time (monotonic, seconds) of all that reported one."""
+        """Return local rank, last step and its time (monotonic, seconds) of each worker with a step."""
         found = [(rank, page.read()) for rank, page in self._pages.items()]
         return [(rank, one.step, one.step_ns / 1e9) for rank, one in found if one.step is not None]
 

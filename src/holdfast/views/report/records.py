@@ -1,4 +1,4 @@
-"""Reads log directories: the timelines of a job's nodes, whatever their state.
+"""Reads log directories: the timelines of a job's nodes, even if incomplete or damaged.
 
 A folder belongs to one run, or contains the folders of several runs, nodes and jobs. A killed agent or a
 full disk leaves an incomplete line; `parse` counts and omits unreadable lines. Nothing in a folder is
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     from holdfast.observe.lifecycle import LifecycleEvent
 
 FILE_BYTES_MAX = 32 << 20
-"""Bytes read of a file. Of a longer file, its beginning (`HEAD_BYTES`) and its end are read."""
+"""The limit for reading a file. From a longer file, the first `HEAD_BYTES` and the end are read."""
 HEAD_BYTES = 1 << 20
 LINE_BYTES_MAX = 8 << 20
 FOLDERS_MAX = 20_000
-"""Folders that are searched."""
+"""The limit for folders to search."""
 FILES_MAX = 10_000
 SAMPLES_MAX, SAMPLES_MIN = 2_000, 50
 """Samples of a rank in one generation. If there are more, every other sample is dropped."""
@@ -62,12 +62,12 @@ SAMPLES_IN_ALL = 500_000
 """Samples of all ranks: the more ranks, the fewer samples of each are kept."""
 TEXT_CHARS_MAX = 64_000
 GENERATIONS_MAX = 10_000
-"""Generations of a node that are read."""
+"""The limit for generations of a node."""
 TAIL_BYTES = 8 << 10
-"""Bytes read of the end of a worker's log."""
+"""The number of bytes to read from the end of a worker's log."""
 REPORT_BYTES_MAX = 16 << 20
 DEPTH_MAX = 2
-"""How far below a folder runs are searched: it may contain log directories, which contain runs."""
+"""The depth of the search below a folder, which may contain log directories, which contain runs."""
 
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Integer = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -166,7 +166,7 @@ class FinalReport(Struct):
 
 
 class GenerationDetails:
-    """The details of a generation on a node that its history does not contain."""
+    """The details of one generation on one node, in addition to the node's `History`."""
 
     def __init__(self, started: GenerationStarted) -> None:
         self.started = started
@@ -317,7 +317,7 @@ def read(
 
 
 def read_timeline(path: str, nodes: int = 1) -> list[NodeRun]:
-    """Return the runs in one node's file, and in the one that was rotated before it."""
+    """Return the runs in one node's file, and in the older file if it was rotated."""
     folder = os.path.dirname(path)
     before = read_bounded(f"{path}.1", FILE_BYTES_MAX, HEAD_BYTES)
     data, is_cut, _ = read_bounded(path, FILE_BYTES_MAX, HEAD_BYTES)
@@ -454,8 +454,8 @@ def _open_without_links(path: str) -> int:
 def jobs_in(runs: Sequence[NodeRun]) -> list[list[NodeRun]]:
     """Return the runs of all nodes by job, the newest job first.
 
-    Nodes with a common generation, by its fence, belong to one job. A run without a fence belongs to the
-    job whose run id it has and whose time of day it overlaps.
+    Nodes that ran a generation of the same number and fence belong to one job. A run without a fence belongs
+    to the job with the same run id that it overlaps in time.
     """
     joined = _Joined(len(runs))
     with_fence: dict[tuple[str, int, int], int] = {}
@@ -480,7 +480,7 @@ def _join_by_time(runs: Sequence[NodeRun], same_id: Iterable[int], joined: _Join
     def end(at: int) -> float:
         return runs[at].wall(runs[at].last_at)
 
-    with_fence: list[int] = []  # Of those already joined, only the one that ends last.
+    with_fence: list[int] = []  # Of runs that are already joined, only the last to end.
     last: int | None = None  # The run without a fence that ends last.
     for at in sorted(same_id, key=lambda at: runs[at].run.wall):
         begin = runs[at].run.wall
