@@ -26,11 +26,11 @@ from holdfast.processes.stacks import dump_stacks, is_python
 if TYPE_CHECKING:
     from holdfast.control.job_client import NodeStacks
 
-AT_ONCE = 8
+CONCURRENT_DUMPS = 8
 """How many workers are dumped at the same time; such stacks show which workers wait for each other."""
 NODES_AT_ONCE = 64
 """How many nodes the command queries at the same time."""
-BELOW_MAX = 64
+SUBPROCESSES_SHOWN = 64
 """How many subprocesses of one worker are shown."""
 NOTHING_FOUND = 1
 
@@ -100,7 +100,7 @@ def execute(args: argparse.Namespace) -> None:
         return
 
     workers = _chosen(args)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(CONCURRENT_DUMPS) as pool:
         try:
             for text in pool.map(lambda worker: _dump(worker, args.subprocesses), workers):
                 print_text(visible(text))
@@ -137,11 +137,11 @@ def _chosen(args: argparse.Namespace) -> list[LocalWorker]:
 def _dump(worker: LocalWorker, with_subprocesses: bool) -> str:
     text = f"== {worker.described()}\n{_body(dump_stacks(worker.pid, worker.env))}\n"
     below = descendants_of(worker.pid) if with_subprocesses or not is_python(worker.pid) else []
-    for pid in below[:BELOW_MAX]:
+    for pid in below[:SUBPROCESSES_SHOWN]:
         head = f"== below pid {worker.pid}: pid {pid}, {command_of(pid)}"
         text += f"{head}\n{_body(dump_stacks(pid))}\n"
-    if len(below) > BELOW_MAX:
-        text += f"== below pid {worker.pid}: {len(below) - BELOW_MAX} more processes\n"
+    if len(below) > SUBPROCESSES_SHOWN:
+        text += f"== below pid {worker.pid}: {len(below) - SUBPROCESSES_SHOWN} more processes\n"
     return text
 
 

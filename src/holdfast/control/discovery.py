@@ -51,7 +51,7 @@ from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.coordinator_handler import DEFAULT_PORT
 from holdfast.rendezvous.etcd_handler import etcd_settings_of
-from holdfast.rendezvous.file_backend import BESIDE, STATE_NAME, FileRendezvousBackend
+from holdfast.rendezvous.file_backend import FOLDER_SUFFIX, STATE_NAME, FileRendezvousBackend
 from holdfast.rendezvous.ha_handler import cluster_list_of, control_access
 from holdfast.store.file_store import SharedFolder, file_name
 from holdfast.wire import messages
@@ -349,7 +349,7 @@ class FolderDirectory(AgentDirectory):
         if not endpoint:
             raise UsageError("--rdzv-endpoint: missing; name a folder that all nodes share")
         self.where = f"--rdzv-endpoint {endpoint}"
-        self._folder = endpoint + BESIDE if os.path.isfile(endpoint) else endpoint
+        self._folder = endpoint + FOLDER_SUFFIX if os.path.isfile(endpoint) else endpoint
         if not os.path.isdir(self._folder):
             raise UsageError(
                 f"--rdzv-endpoint: {endpoint!r} is not a folder; accepted: the job's folder"
@@ -487,7 +487,9 @@ async def open_job(location: Location, local_agents: Iterable[LocalJob] = ()) ->
         here = location.here
         connection = await open_socket(location.path, here.run_id, here.node)
         sockets = {one.here.node: one.path for one in local_agents if one.here.node}
-        return JobClient(AgentConnections(connection, passes_on=here.coordinated, beside=sockets))
+        return JobClient(
+            AgentConnections(connection, passes_on=here.coordinated, local_sockets=sockets)
+        )
     if isinstance(location, AgentDirectory):
         try:
             return await _open_listed(location)
@@ -505,8 +507,10 @@ async def _open_listed(location: AgentDirectory) -> JobClient:
     async def reopen() -> ControlConnection:
         return (await _open_any_agent(location))[0]
 
-    look = lambda: read(location.contacts)  # noqa: E731
-    agents = AgentConnections(connection, passes_on=False, look=look, reopen=reopen, found=found)
+    read_contacts = lambda: read(location.contacts)  # noqa: E731
+    agents = AgentConnections(
+        connection, passes_on=False, read_contacts=read_contacts, reopen=reopen, found=found
+    )
     return JobClient(agents, read_only=found.read_only, closed=location.close)
 
 

@@ -137,7 +137,7 @@ ENDS = (
     RunEnd.FAILED, RunEnd.SUCCEEDED, RunEnd.STOPPED, RunEnd.LEFT, RunEnd.ERROR, RunEnd.STANDBY,
 )  # fmt: skip
 """The ends that a node records."""
-ENDS_OF_ALL = (RunEnd.FAILED, RunEnd.SUCCEEDED, RunEnd.STOPPED, RunEnd.RUNNING)
+JOB_ENDS = (RunEnd.FAILED, RunEnd.SUCCEEDED, RunEnd.STOPPED, RunEnd.RUNNING)
 """If the run of any node ended in one of these ways, or is running, the same holds for the job. If several
 apply, the first in this list decides."""
 
@@ -410,7 +410,7 @@ def job_end(ends: Sequence[NodeEnd], nodes: int) -> RunEnd:
     its members did. If that one left, the job was stopped, unless other members have no record.
     """
     found = {one.run_end for one in ends}
-    for end in ENDS_OF_ALL:
+    for end in JOB_ENDS:
         if end in found:
             return end
     last = max(

@@ -73,7 +73,7 @@ MANY_AGENTS = 256
 """With more agents, the connections may need more descriptors than a process gets by default."""
 CONNECTING_MAX = 32
 """Connections that open at the same time."""
-AGAIN_S = 5.0
+RETRY_AGENT_S = 5.0
 """The pause before another attempt to reach an agent."""
 LOOKUP_S = 1.0
 """The minimum time between two lookups of the agents' addresses."""
@@ -550,8 +550,8 @@ def unpacked(kind: type[T], body: bytes) -> T:
 class AgentConnections:
     """The connections of a client: `own` to one agent or the coordinator, and others to further agents.
 
-    With `passes_on`, the peer of `own` answers for all nodes. `beside` maps nodes to the sockets of their
-    agents on this machine. `look` returns the contacts of the other agents. `reopen` returns a connection
+    With `passes_on`, the peer of `own` answers for all nodes. `local_sockets` maps nodes to the sockets of their
+    agents on this machine. `read_contacts` returns the contacts of the other agents. `reopen` returns a connection
     to another agent, which replaces `own`.
     """
 
@@ -560,8 +560,8 @@ class AgentConnections:
         own: ControlConnection,
         *,
         passes_on: bool,
-        beside: Mapping[str, str] | None = None,
-        look: Callable[[], Awaitable[messages.Contacts]] | None = None,
+        local_sockets: Mapping[str, str] | None = None,
+        read_contacts: Callable[[], Awaitable[messages.Contacts]] | None = None,
         reopen: Callable[[], Awaitable[ControlConnection]] | None = None,
         found: messages.Contacts | None = None,
     ) -> None:
@@ -571,10 +571,10 @@ class AgentConnections:
         self.own = own
         self._reopen = reopen
         self._reopening = asyncio.Lock()
-        self._beside = dict(beside or {})
-        self._look = look or self._query_own
-        self._looked_at = -LOOKUP_S
-        self._looking = asyncio.Lock()
+        self._local_sockets = dict(local_sockets or {})
+        self._read_contacts = read_contacts or self._query_own
+        self._lookup_at = -LOOKUP_S
+        self._lookup_lock = asyncio.Lock()
         self._found = messages.Contacts()
         self._contacts: dict[str, messages.Contact] = {}
         self._tls: ssl.SSLContext | None = None
@@ -613,7 +613,7 @@ class AgentConnections:
     async def at(self, node: str) -> ControlConnection:
         """Return the connection for queries about a node; raise `ControlProblem` without one."""
         is_own = node == self.own.node and not self.is_lost
-        if not node or is_own or (self.passes_on and node not in self._beside):
+        if not node or is_own or (self.passes_on and node not in self._local_sockets):
             return await self.any_connection()
         opened = self._opened.get(node)
         if opened is not None and not opened.problem:
@@ -642,7 +642,7 @@ class AgentConnections:
     async def _open(self, node: str) -> ControlConnection | ControlProblem:
         try:
             async with self._turns:
-                path = self._beside.get(node)
+                path = self._local_sockets.get(node)
                 if path is not None:
                     opened = await open_socket(path, self.own.run_id, node)
                 else:
@@ -651,7 +651,7 @@ class AgentConnections:
                     opened = await open_contact(contact, run_id, self._found, self._tls)
         except ControlProblem as problem:
             self._contacts.pop(node, None)  # The node may have another address by now.
-            again_at = asyncio.get_running_loop().time() + AGAIN_S
+            again_at = asyncio.get_running_loop().time() + RETRY_AGENT_S
             known = self._unreached.get(node)
             self._unreached[node] = (again_at, problem)
             if known is None or known[1].message != problem.message:
@@ -675,11 +675,11 @@ class AgentConnections:
 
     async def _refresh_contacts(self) -> None:
         """Look up the contacts of the agents, unless the last lookup is recent."""
-        async with self._looking:
+        async with self._lookup_lock:
             now = asyncio.get_running_loop().time()
-            if now - self._looked_at >= LOOKUP_S:
-                self._looked_at = now
-                self._set_contacts(await self._look())
+            if now - self._lookup_at >= LOOKUP_S:
+                self._lookup_at = now
+                self._set_contacts(await self._read_contacts())
 
     def _set_contacts(self, found: messages.Contacts) -> None:
         if found.pem and found.pem != self._found.pem:
@@ -707,7 +707,7 @@ class AgentConnections:
                 self._reporting[node] = asyncio.ensure_future(self._report_of(node))
         limit_s = max(wait_s, REPORTS_S, REPORT_S_PER_NODE * len(nodes))
         await asyncio.wait([self._reporting[node] for node in nodes], timeout=limit_s)
-        recent = loop.time() - AGAIN_S
+        recent = loop.time() - RETRY_AGENT_S
         names = {*nodes}
         self._reports = {
             node: one for node, one in self._reports.items() if node in names and one[0] >= recent
@@ -727,7 +727,7 @@ class AgentConnections:
             reply = await connection.query(messages.REPORT)
             report = unpacked(NodeReport, reply.body)
         except ControlProblem as problem:
-            again_at = asyncio.get_running_loop().time() + AGAIN_S
+            again_at = asyncio.get_running_loop().time() + RETRY_AGENT_S
             self._unreached.setdefault(node, (again_at, problem))
         else:
             self._reports[node] = (asyncio.get_running_loop().time(), report)
@@ -839,7 +839,9 @@ class MergedEvents:
             self._changed.clear()
             try:
                 # An agent may be unreachable for a while, as long as others send events.
-                async with asyncio.timeout(AGAIN_S if self._again_at and self._followed else None):
+                async with asyncio.timeout(
+                    RETRY_AGENT_S if self._again_at and self._followed else None
+                ):
                     await self._changed.wait()
             except TimeoutError:
                 continue
@@ -858,7 +860,7 @@ class MergedEvents:
             self._end = problem
         finally:
             self._followed.discard(node)
-            self._again_at[node] = asyncio.get_running_loop().time() + AGAIN_S
+            self._again_at[node] = asyncio.get_running_loop().time() + RETRY_AGENT_S
             del self._listening[node]
             self._changed.set()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EVERY_S = 1.0
 EVERY_S_PER_NODE = 0.002
 """Nodes of large jobs report less often, so they are polled less often."""
-SOON_S = 0.2
+COALESCE_S = 0.2
 """The delay of a poll after an event, so that it covers the events that follow at once."""
 RETRY_S, RETRY_S_MAX = 0.5, 5.0
 HISTORY_S = 5.0
@@ -99,7 +99,7 @@ class JobFeed:
             try:
                 async with asyncio.timeout(pause_s):
                     await self._soon.wait()
-                    await asyncio.sleep(SOON_S)
+                    await asyncio.sleep(COALESCE_S)
             except TimeoutError:
                 pass
             self._soon.clear()

@@ -84,7 +84,7 @@ UNREAD_BYTES_MAX = 4 * 1024 * 1024
 """The server disconnects a client with more unread bytes."""
 LOOP_S = 5.0
 """How long the agent's loop may take to respond."""
-ACT_S = 15.0
+DECISION_S = 15.0
 """How long the coordinator may take to decide about a request."""
 STACKS_AT_ONCE = 8
 STACKS_IN_REPLY = 3
@@ -593,10 +593,10 @@ class NodeServer:
     async def _act(self, client: Client, query: Query) -> None:
         request = messages.unpack(Request, query.body)
         try:
-            async with asyncio.timeout(ACT_S):
+            async with asyncio.timeout(DECISION_S):
                 answer = await asyncio.wrap_future(self._point.request(request))
         except TimeoutError:
-            raise NoResponse(f"the coordinator did not respond within {ACT_S:g} s") from None
+            raise NoResponse(f"the coordinator did not respond within {DECISION_S:g} s") from None
         client.send(Reply(id=query.id, refusal=answer.refusal, why=answer.why))
 
     def _events(self, client: Client, query: Query) -> None:

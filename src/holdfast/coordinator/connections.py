@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from holdfast.wire.messages import Hello
 
 READ_BYTES = 256 * 1024
-RELIEF = 0.75
+UNREAD_SHARE_KEPT = 0.75
 """Above the limit of unread data, connections are closed until this share of the limit remains."""
 
 NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
 """OpenSSL's reasons for a client that does not speak TLS."""
 TLS_RECORD = 0x16  # The first byte of a TLS client.
-SPEAK_TLS = "it speaks TLS and this side does not (set tls_ca or tls=psk here as well)"
-SPEAK_PLAIN = "it does not speak TLS"
+PEER_HAS_TLS = "it speaks TLS and this side does not (set tls_ca or tls=psk here as well)"
+PEER_HAS_NO_TLS = "it does not speak TLS"
 NO_CERTIFICATE = (
     "it closed the connection after the TLS handshake without a response: it requires a certificate "
     "signed by its tls_ca (set tls_cert and tls_key here), or it is not a coordinator"
@@ -289,7 +289,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.reject(explain_failure(error))
             self._owner.disconnected(self)  # asyncio does not report a reset connection.
             if twin is not None and getattr(error, "reason", None) in NOT_TLS:
-                _send_last(twin, refusal(SPEAK_TLS))
+                _send_last(twin, refusal(PEER_HAS_TLS))
             return
         finally:
             if twin is not None:
@@ -320,7 +320,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.reject(str(error), error.reply, is_fault=not error.is_probe)
         except NotOurProtocol as error:
             # A TLS client cannot read the reply, but recognizes that this is not TLS.
-            self.reject(str(error), refusal(SPEAK_PLAIN) if data[0] == TLS_RECORD else b"")
+            self.reject(str(error), refusal(PEER_HAS_NO_TLS) if data[0] == TLS_RECORD else b"")
         except WireError as error:
             self.reject(str(error))
         except Exception as error:  # noqa: BLE001 (a bug must cost one connection, not all)
@@ -464,7 +464,7 @@ class UnreadReplies:
             if one is not peer:
                 to_close.append(one)
                 self.forget(one)
-            if self._total <= RELIEF * self._bytes_max:
+            if self._total <= UNREAD_SHARE_KEPT * self._bytes_max:
                 break
         return to_close
 

@@ -152,7 +152,7 @@ PRESENT_CHANGE_MIN = 0.1
 """Waiting nodes get a new view if the number of nodes changes by more than this share."""
 REPORT_S = 10.0  # How long a failed job waits for the report of the node that failed.
 CONTENDERS_MAX = 64
-SILENCES_TO_BE_ALIVE = 3
+SILENCES_UNTIL_ALIVE = 3
 """If a node is not lost after this many silence limits, it is alive. One is not enough, because a lease
 may outlast its holder."""
 SILENCE_S = 5.0  # The default silence limit.
@@ -558,7 +558,7 @@ class Rounds:
         """All current waits of the job."""
         waits = self._waits_of_job()
         if self._contenders and self.job.phase is not JobPhase.CLOSED:
-            delay_s = SILENCES_TO_BE_ALIVE * (self.job.silence_s or SILENCE_S)
+            delay_s = SILENCES_UNTIL_ALIVE * (self.job.silence_s or SILENCE_S)
             for one in self._contenders:
                 waits.append(Wait(WaitEnded(one, WaitKind.CONTENDING), delay_s))
         return waits

@@ -56,7 +56,7 @@ from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick, shor
 from holdfast.core.phases import JobOutcome, NodePhase, NodeRole, RefusalReason
 from holdfast.core.protocol import NodeInfo, Status, View, echo
 from holdfast.core.rounds import (
-    SILENCES_TO_BE_ALIVE,
+    SILENCES_UNTIL_ALIVE,
     CloseRequested,
     Job,
     JobEvent,
@@ -273,7 +273,8 @@ class SharedStateSession:
         self._peers = PeerLiveness(now, timeouts)
         self._stop = StopDeadline(needs_answers=timeouts.needs_answers)
         self._ticked_at = self._write_at = now
-        self._attending = (-1, now)  # A generation, and since when this node waits for the others.
+        # A generation, and since when this node waits for the others.
+        self._waiting_since = (-1, now)
         self._contending = (-1, 0.0)  # The rival with its node id, and since when.
         # When to read. The pause grows while nothing happens, and after each conflict.
         self._read_at: float | None = None
@@ -551,7 +552,7 @@ class SharedStateSession:
         rival = job.nodes[self.status.info.node].info
         if self._contending[0] != rival.incarnation:
             self._contending = (rival.incarnation, self._at)
-        if self._at - self._contending[1] < SILENCES_TO_BE_ALIVE * self._peers.silence_s:
+        if self._at - self._contending[1] < SILENCES_UNTIL_ALIVE * self._peers.silence_s:
             return answer
         refused = (NodeRole.REFUSED, contender_refused_text(rival), RefusalReason.REPLACED)
         return view_for_outsider(job, self.status.info, *refused)
@@ -595,10 +596,10 @@ class SharedStateSession:
         held = is_held(job)
         attends = status.phase is NodePhase.RUNNING and status.generation == generation
         attends = attends or (held and status.phase is NodePhase.READY)
-        if not attends or self._attending[0] != generation:
-            self._attending = (generation, now)
+        if not attends or self._waiting_since[0] != generation:
+            self._waiting_since = (generation, now)
             return []
-        if now - self._attending[1] < absent_s:
+        if now - self._waiting_since[1] < absent_s:
             return []
         action = "stop its workers for" if held else "start"
         why = f"it did not {action} generation {generation} within {absent_s:g} s"

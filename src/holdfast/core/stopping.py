@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SIGKILL = 9
 # How long the killed leftovers may take to exit after a leader was given up.
-REST_S = 1.0
+LEFTOVERS_EXIT_S = 1.0
 
 
 class StopPhase(Enum):
@@ -123,7 +123,7 @@ class Stop:
         self._grace_s = grace_s
         self._reap_s = reap_s
         self._deadline: float | None = None
-        self._some_died_of_it = False
+        self._signal_was_effective = False
 
     @property
     def ended(self) -> bool:
@@ -179,7 +179,7 @@ class Stop:
         self.running.discard(key)
         self.given_up.discard(key)  # It exited after all.
         if self.phase is StopPhase.SIGNALLED and died_of == self._signum:
-            self._some_died_of_it = True
+            self._signal_was_effective = True
         if self.phase not in (StopPhase.SIGNALLED, StopPhase.KILLING):
             return []
         if self.running:
@@ -187,7 +187,7 @@ class Stop:
                 self.phase is StopPhase.SIGNALLED and self.running <= self._unresponsive
             )
             return self._kill(now) if only_unresponsive else []
-        if self.phase is StopPhase.SIGNALLED and self._some_died_of_it:
+        if self.phase is StopPhase.SIGNALLED and self._signal_was_effective:
             self.phase = StopPhase.LEFTOVERS
             return [SignalLeftovers(self._signum)]
         return self._sweep(now)
@@ -209,7 +209,7 @@ class Stop:
             # A leader cannot be killed. Kill the leftovers of the others anyway.
             self.given_up |= self.running
             effects = self._sweep(now)
-            self._deadline = now + min(REST_S, self._reap_s)
+            self._deadline = now + min(LEFTOVERS_EXIT_S, self._reap_s)
             return effects
         self.leftovers_given_up = not self.running  # Otherwise a leader remains.
         self.phase = StopPhase.ENDED

@@ -118,9 +118,9 @@ CLAIM_TTL_S = 60
 """Covers removing a member, adding the new one, and the time it needs to catch up."""
 CLAIM_AGAIN_S = 0.5
 CLAIM_S = 30.0
-LINGER_S = 30.0
+MAJORITY_WAIT_S = 30.0
 """The maximum time that a member continues because nodes still need it: as long as workers may take to stop."""
-LINGER_AGAIN_S = 0.1
+MAJORITY_CHECK_S = 0.1
 UNREACHED_S = 0.5
 STOP_S = 1.0  # Handing over the leadership takes milliseconds if another member can take it.
 # Machines of training jobs are busy: a member that hangs for a moment must not cause an election.
@@ -189,7 +189,7 @@ class EtcdMember:
             self.stop(linger_s=0)
             raise
 
-    def stop(self, linger_s: float = LINGER_S) -> None:
+    def stop(self, linger_s: float = MAJORITY_WAIT_S) -> None:
         """Stop the member once nodes no longer need it or the limit has passed; leave nothing behind."""
         try:
             if self._thread.runs:
@@ -626,7 +626,7 @@ class EtcdMember:
                 await news.wait()
             watch.cancel()
             if is_over():
-                await self._wait_unneeded(LINGER_S)
+                await self._wait_unneeded(MAJORITY_WAIT_S)
                 on_over()
                 return
 
@@ -682,7 +682,7 @@ class EtcdMember:
                     f"this machine's member continues for up to {left:.0f} s: "
                     f"{len(answer.results[0])} nodes of the job are not done yet"
                 )
-            await asyncio.sleep(LINGER_AGAIN_S)
+            await asyncio.sleep(MAJORITY_CHECK_S)
 
 
 @contextlib.contextmanager

@@ -85,7 +85,7 @@ class HttpConnection(asyncio.Protocol):
         self._loop = loop
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
         self._host_header = host_header
-        self._heard = False
+        self._has_received = False
         self._transport: asyncio.Transport | None = None
         self._problem: ConnectionProblem | None = None
         self._reply: asyncio.Future[HttpReply] | None = None
@@ -180,7 +180,7 @@ class HttpConnection(asyncio.Protocol):
         return self._reply
 
     def _fail_for_silence(self, limit_s: float) -> None:
-        accepted = "" if self._heard else "it accepts connections, but there was "
+        accepted = "" if self._has_received else "it accepts connections, but there was "
         self._fail(ConnectionProblem(f"{accepted}no response within {limit_s:.3g} s"))
 
     # Received data.
@@ -196,10 +196,10 @@ class HttpConnection(asyncio.Protocol):
         """Process a part of a response."""
         if self._problem is not None:
             return
-        if not self._heard and not _begins_http(data):
+        if not self._has_received and not _begins_http(data):
             self._fail(_no_http(data))
             return
-        self._heard = True
+        self._has_received = True
         try:
             self._http.receive_data(data)
             while self._take(self._http.next_event()):
@@ -283,7 +283,7 @@ class HttpConnection(asyncio.Protocol):
             return tls_problem(error)
         if error is not None and not closed:
             return ConnectionProblem(f"the connection was lost: {error_text(error)}")
-        if self._heard or self._reply is None:
+        if self._has_received or self._reply is None:
             return ConnectionProblem("it closed the connection")
         return ConnectionProblem(
             "it closed the connection without a response", fault=ConnectionFault.SILENT

@@ -80,7 +80,7 @@ WATCHED_SHARE = 4
 CALLS_PER_LEASE = 2.5
 """A call times out after the lease divided by this, because another endpoint may be faster."""
 
-_SIGHTS: dict[
+_EVENT_BY_OBSERVATION: dict[
     PresenceObservation,
     type[PresenceConfirmed | PresenceClosed | PresenceRefused | PresenceInconclusive],
 ] = {
@@ -403,7 +403,7 @@ class EtcdConnector:
             console.debug(f"the agent at {where}: {sight.value}")
             if sight is not PresenceObservation.SEEN:
                 self._presences.pop(number, None)
-            self._handle(_SIGHTS[sight](number), cause)
+            self._handle(_EVENT_BY_OBSERVATION[sight](number), cause)
 
         work = self._watcher.watch(presence.address, presence.port, presence.id, report)
         self._presences[number] = self._loop.create_task(work)

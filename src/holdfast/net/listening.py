@@ -228,7 +228,11 @@ def refuse_other_user(user: int | None, port: int) -> None:
     A user that the kernel does not report causes no error here: `coordinator.connect` refuses such a coordinator,
     unless there is a token.
     """
-    if user is None or user in (peer_user.NOBODY, peer_user.UNKNOWN) or peer_user.is_own_user(user):
+    if (
+        user is None
+        or user in (peer_user.NO_OWNER, peer_user.UNKNOWN)
+        or peer_user.is_own_user(user)
+    ):
         return
     raise EnvironmentProblem(
         f"another user holds port {port} of this host: {_name_of(user)}",

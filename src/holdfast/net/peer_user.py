@@ -33,7 +33,7 @@ REQUEST = struct.Struct("=BBBBI")
 OWNER_AT = HEADER.size + 4 + 48 + 12  # After the socket's states, addresses, timer and queues.
 OWNER = struct.Struct("=II")
 REPLY_BYTES_MAX = 4096
-NOBODY = -1
+NO_OWNER = -1
 """The owner of a socket whose process has closed it."""
 UNKNOWN = -2
 """The owner of a socket on this host if the kernel does not report owners."""
@@ -45,14 +45,14 @@ TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
 def user_of(connection: socket.socket) -> int | None:
-    """Return the user at the other end of a connection; `NOBODY` if its process has closed it.
+    """Return the user at the other end of a connection; `NO_OWNER` if its process has closed it.
 
     `UNKNOWN` if that end is on this host and the kernel does not report owners. None if it is on another host.
     """
     try:
         here, there = connection.getsockname(), connection.getpeername()
     except OSError:
-        return NOBODY  # It closed before it was accepted.
+        return NO_OWNER  # It closed before it was accepted.
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return None
     user = owner_at(connection.family, there, here)
@@ -65,7 +65,7 @@ def user_of(connection: socket.socket) -> int | None:
 def owner_at(family: int, local: tuple[Any, ...], remote: tuple[Any, ...]) -> int:
     """Return the user whose socket on this host is connected from `local` to `remote`.
 
-    `NOBODY` if no process has such a socket, and `UNKNOWN` if the kernel does not report owners.
+    `NO_OWNER` if no process has such a socket, and `UNKNOWN` if the kernel does not report owners.
     """
     ends = (local[0], local[1]), (remote[0], remote[1])
     try:
@@ -82,7 +82,7 @@ def listener_of(connection: socket.socket) -> int | None:
     try:
         here, there = connection.getsockname(), connection.getpeername()
     except OSError:
-        return NOBODY
+        return NO_OWNER
     if not _is_within_host(connection.family, here, there):
         return None
     return listener_at(connection.family, there)
@@ -129,12 +129,12 @@ def _query_kernel(family: int, local: tuple[str, int], remote: tuple[str, int]) 
     finally:
         kernel.close()
     if HEADER.unpack_from(reply)[1] != SOCK_DIAG_BY_FAMILY:
-        return NOBODY
+        return NO_OWNER
     # Once the connection has closed, the kernel finds a listener at that port instead.
     if reply[HEADER.size + 4 : HEADER.size + 8] != ends:
-        return NOBODY
+        return NO_OWNER
     user, inode = OWNER.unpack_from(reply, OWNER_AT)
-    return int(user) if inode else NOBODY
+    return int(user) if inode else NO_OWNER
 
 
 def _search_tables(local: tuple[str, int], remote: tuple[str, int]) -> int:
@@ -156,10 +156,10 @@ def _search_tables(local: tuple[str, int], remote: tuple[str, int]) -> int:
                         address = here[0]
                     is_listener = words[3] == LISTENING and there[1] == 0
                     if (address, port) == here and (is_listener or _from_table(words[2]) == there):
-                        return int(words[7]) if words[9] != "0" else NOBODY
+                        return int(words[7]) if words[9] != "0" else NO_OWNER
         except OSError:
             continue
-    return NOBODY if seen else UNKNOWN
+    return NO_OWNER if seen else UNKNOWN
 
 
 def _from_table(text: str) -> tuple[bytes, int]:

@@ -28,21 +28,21 @@ class Faults:
         self.subject = subject
         self.item = item
         self.is_dropped = False
-        self._in_a_row = 0
+        self._consecutive = 0
         self._was_reported = False
 
     def add(self, problem: BaseException) -> None:
         """Report the first failure; drop the handler if it keeps failing."""
-        self._in_a_row += 1
+        self._consecutive += 1
         if not self._was_reported:
             self._was_reported = True
             self.warn(f"{self.subject} failed: {console.describe(problem)}")
-        if self._in_a_row >= FAULTS_MAX:
+        if self._consecutive >= FAULTS_MAX:
             self.drop(f"failed {FAULTS_MAX} times in a row")
 
     def reset(self) -> None:
         """Reset the count of consecutive failures, after a success."""
-        self._in_a_row = 0
+        self._consecutive = 0
 
     def drop(self, why: str) -> None:
         """Drop the handler."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 PROGRAM = "py-spy"
-SPY_S = 10.0
+PY_SPY_S = 10.0
 """How long one dump may take; usually it takes a tenth of a second."""
 TEXT_BYTES_MAX = 4 << 20
 SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
@@ -53,12 +53,12 @@ def run_py_spy(
     """Return the stacks of a process's Python threads; raise `PySpyFailed` if there are none.
 
     `pausing` stops the process meanwhile; otherwise the stacks may be inconsistent. `limit_s` limits the
-    time, `SPY_S` by default.
+    time, `PY_SPY_S` by default.
     """
     program = find_py_spy()
     if program is None:
         raise PySpyFailed(f"py-spy is not installed; {INSTALL}")
-    limit_s = SPY_S if limit_s is None else limit_s
+    limit_s = PY_SPY_S if limit_s is None else limit_s
     flags = [*(["--native"] if native else []), *([] if pausing else ["--nonblocking"])]
     try:
         done = subprocess.run(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.rendezvous.handler import RendezvousHandler
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
-BESIDE = ".holdfast"
+FOLDER_SUFFIX = ".holdfast"
 STATE_NAME, STORE_NAME = "state", "store"
 MAGIC = b"holdfast rendezvous 1\n"
 TOKEN_BYTES = 16
@@ -157,8 +157,8 @@ def job_folder(params: RendezvousParameters) -> SharedFolder:
     if not endpoint:
         raise UsageError("--rdzv-endpoint: missing; name a folder that all nodes can write to")
     if os.path.isfile(endpoint):
-        endpoint += BESIDE
-    was_there = os.path.isdir(endpoint) or endpoint.endswith(BESIDE)
+        endpoint += FOLDER_SUFFIX
+    was_there = os.path.isdir(endpoint) or endpoint.endswith(FOLDER_SUFFIX)
     try:
         folder = SharedFolder(os.path.join(endpoint, file_name(params.run_id)))
     except EnvironmentProblem as problem:

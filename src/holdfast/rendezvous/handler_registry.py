@@ -23,14 +23,14 @@ from holdfast.rendezvous.handler import RendezvousHandler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
 GROUP = "torchrun.handlers"
-OUR_OWN = "holdfast."
+OWN_PREFIX = "holdfast."
 """The prefix of the module of our own entry point, which only torchrun uses."""
 
 
 def installed() -> dict[str, Any]:
     """Return the entry points of all plug-ins by name, without loading them."""
     found = metadata.entry_points(group=GROUP)
-    return {one.name: one for one in found if not one.value.startswith(OUR_OWN)}
+    return {one.name: one for one in found if not one.value.startswith(OWN_PREFIX)}
 
 
 def load(plugin: Any) -> Callable[[RendezvousParameters], RendezvousHandler] | None:

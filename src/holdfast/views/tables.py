@@ -115,13 +115,15 @@ class LogPrinter:
     def __init__(self, *, prefixed: bool, coloured: bool, escaped: bool) -> None:
         self._prefixed, self._coloured, self._escaped = prefixed, coloured, escaped
         self._texts: dict[tuple[int, str], TerminalText] = {}
-        self._whose: tuple[int, str] | None = None  # The source of a line that is not complete yet.
+        self._line_source: tuple[int, str] | None = (
+            None  # The source of a line that is not complete yet.
+        )
 
     def show(self, lines: LogLines) -> None:
         text = lines.text
-        whose = (lines.rank, lines.stream)
+        source = (lines.rank, lines.stream)
         if self._escaped:
-            text = self._texts.setdefault(whose, TerminalText()).add(text).encode()
+            text = self._texts.setdefault(source, TerminalText()).add(text).encode()
         if not text:
             return
         is_whole = text.endswith(b"\n")
@@ -130,12 +132,12 @@ class LogPrinter:
             if self._coloured:
                 colour = COLOURS[lines.rank % len(COLOURS)]
                 mark = b"\x1b[%dm%b\x1b[0m" % (colour, mark)
-            begun = b"" if self._whose == whose else mark
+            begun = b"" if self._line_source == source else mark
             body = text.removesuffix(b"\n").replace(b"\n", b"\n" + mark)
             text = begun + body + (b"\n" if is_whole else b"")
-        if self._whose not in (None, whose):
+        if self._line_source not in (None, source):
             text = b"\n" + text
-        self._whose = None if is_whole else whose
+        self._line_source = None if is_whole else source
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.core.machine import TICK
 from holdfast.core.stopping import (
-    REST_S,
+    LEFTOVERS_EXIT_S,
     KeeperLost,
     KillLeftovers,
     KillRequested,
@@ -114,7 +114,9 @@ class Workers(RuleBasedStateMachine):
         if KillTree in map(type, effects) and not self.waits_for_signal:
             self.check_deadline(self.reap_s)
         if KillLeftovers() in effects:
-            self.check_deadline(min(REST_S, self.reap_s) if self.stop.given_up else self.reap_s)
+            self.check_deadline(
+                min(LEFTOVERS_EXIT_S, self.reap_s) if self.stop.given_up else self.reap_s
+            )
         return effects
 
     def check_deadline(self, patience_s: float) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.net import peer_user
 from holdfast.net.peer_user import (
-    NOBODY,
+    NO_OWNER,
     UNKNOWN,
     is_local_user,
     is_own_user,
@@ -84,8 +84,8 @@ def test_closed_socket_has_no_owner_instead_of_root(
     assert as_user(STRANGER, connect_and_close) == "closed"
     peer, _ = listener[0].accept()
     with peer:
-        assert WAYS[way](peer) == NOBODY
-    assert not is_own_user(NOBODY)
+        assert WAYS[way](peer) == NO_OWNER
+    assert not is_own_user(NO_OWNER)
 
 
 def test_connection_of_another_family_has_no_user() -> None:
@@ -110,7 +110,7 @@ def test_kernel_reports_the_user_of_a_listener(
         client.connect((there, port))  # It is never accepted, so its other end has no owner.
         assert listener_of(client) == user
         other = client.getsockname()[1]  # A port without a listener.
-        assert listener_at(family, (there, other)) == NOBODY
+        assert listener_at(family, (there, other)) == NO_OWNER
 
 
 def test_owner_that_the_kernel_does_not_report_is_not_this_user(

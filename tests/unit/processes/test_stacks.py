@@ -230,7 +230,7 @@ def test_py_spy_is_found_in_safe_places_only(
 def test_each_failure_of_py_spy_is_one_line(
     stand_in: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
 ) -> None:
-    monkeypatch.setattr(stacks, "SPY_S", 0.05 if "sleep" in text else 10.0)
+    monkeypatch.setattr(stacks, "PY_SPY_S", 0.05 if "sleep" in text else 10.0)
     monkeypatch.setattr(stacks, "SCOPE", str(stand_in / "scope"))
     program(stand_in, text)
     with pytest.raises(PySpyFailed) as failed:

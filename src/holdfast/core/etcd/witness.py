@@ -53,7 +53,7 @@ a job of thousands of nodes, a leader that enough nodes watch refuses the others
 CHECKS_MAX = 4
 """The number of consecutive attempts if a port accepts and closes, as happens while the
 keeper exits."""
-LASTING_S = 1.0  # A connection that was open for this long resets that number.
+STABLE_CONNECTION_S = 1.0  # A connection that was open for this long resets that number.
 WATCHED_MAX = 4_096  # Further nodes are only detected by their leases.
 ENDED_KEPT_MAX = 64  # Exited agents that are remembered after their records are gone, for messages.
 
@@ -281,7 +281,7 @@ class Witness:
     def _closed(self, now: float, watch: _Watch) -> list[WitnessEffect]:
         if watch.state is WatchState.OPEN:
             watch.state = WatchState.CHECKING
-            if now - watch.seen_at >= LASTING_S:
+            if now - watch.seen_at >= STABLE_CONNECTION_S:
                 watch.checks = 0
         if watch.state is not WatchState.CHECKING or watch.checks >= CHECKS_MAX:
             return self._unknown(now, watch)

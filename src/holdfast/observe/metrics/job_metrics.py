@@ -71,9 +71,9 @@ class Restarts:
                 self.stages[stage].observe(seconds)
 
 
-OF_OTHERS = (NodeState.STANDBY, NodeState.DRAINED, NodeState.STUCK)
+COORDINATOR_STATES = (NodeState.STANDBY, NodeState.DRAINED, NodeState.STUCK)
 """States that only the coordinator knows; a node's own history never has them."""
-NODE_STATES = [one for one in NodeState if one not in OF_OTHERS]
+NODE_STATES = [one for one in NodeState if one not in COORDINATOR_STATES]
 
 FAMILIES = {
     "holdfast_job_info": ("gauge", "Always 1; the labels describe the job"),

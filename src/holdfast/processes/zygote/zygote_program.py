@@ -64,7 +64,7 @@ CANNOT_START = 127
 # The device files of accelerators. A process that has one open must not be forked.
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/xpu", "/dev/accel", "/dev/davinci")
 # How long threads that are being stopped may remain visible.
-THREADS_GONE_S = 0.2
+THREADS_EXIT_S = 0.2
 
 
 class WorkerRequest:
@@ -287,7 +287,7 @@ def native_threads(of_python: int, tasks: str = "/proc/self/task") -> int:
     if trial == 0:
         os._exit(0)
     reap(trial)
-    deadline = time.monotonic() + THREADS_GONE_S
+    deadline = time.monotonic() + THREADS_EXIT_S
     while len(os.listdir(tasks)) > known and time.monotonic() < deadline:
         time.sleep(0.005)
     return max(0, len(os.listdir(tasks)) - known)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.net.listening import raise_descriptor_limit
-from holdfast.net.peer_user import NOBODY, NOT_REPORTED, UNKNOWN, is_own_user, user_of
+from holdfast.net.peer_user import NO_OWNER, NOT_REPORTED, UNKNOWN, is_own_user, user_of
 from holdfast.store.tcp.store_connector import StoreConnector, problem_text
 from holdfast.wire.store_proof import FORWARD
 from holdfast.wire.wire_errors import WireError
@@ -178,7 +178,7 @@ class Forwarder:
         if not is_own_user(user) or not self._addresses or len(self._ends) >= 2 * CONNECTIONS_MAX:
             if user == UNKNOWN:
                 self._warn(f"{NOT_REPORTED}; --worker-store omits this check")
-            elif not is_own_user(user) and user != NOBODY:
+            elif not is_own_user(user) and user != NO_OWNER:
                 console.warning(
                     f"workers' store: refused a connection of another user (uid {user})"
                 )

@@ -20,7 +20,7 @@ from holdfast import console
 from holdfast.net.addresses import packed
 from holdfast.net.half_open import HalfOpen
 from holdfast.net.listening import descriptor_limit, raise_descriptor_limit
-from holdfast.net.peer_user import NOBODY, NOT_REPORTED, UNKNOWN, is_own_user, user_of
+from holdfast.net.peer_user import NO_OWNER, NOT_REPORTED, UNKNOWN, is_own_user, user_of
 from holdfast.store.key_space import BYTES_MAX, KeySpace, RequestRejected, ShareUsedUp
 from holdfast.store.tcp import tcp_protocol
 from holdfast.store.tcp.embedded import PRIVATE
@@ -691,7 +691,7 @@ class ServingLoop:
             if user == UNKNOWN:
                 hint = "" if self._admission is None else "; --worker-store omits this check"
                 self._warn(f"workers' store: refused {connection}: {NOT_REPORTED}{hint}")
-            elif user != NOBODY:
+            elif user != NO_OWNER:
                 self._warn(
                     f"workers' store: refused {connection}: it belongs to another user (uid {user})"
                 )
