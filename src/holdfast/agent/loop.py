@@ -375,9 +375,8 @@ class AgentLoop:
             stack.enter_context(self.signals.raising())
             stack.enter_context(self.services.suspend_probe(what))
             if self.membership is not None:
-                stack.enter_context(
-                    self.membership.heartbeat
-                )  # Meanwhile the loop need not respond.
+                # Meanwhile the loop need not respond.
+                stack.enter_context(self.membership.heartbeat)
             yield
 
     # Events.

@@ -176,9 +176,8 @@ class Election:
         if leader is None:
             return self._run()
         if self.is_own(leader.value):
-            return self._become_leader(
-                leader.create_revision
-            )  # This node led before, and continues.
+            # This node led before, and continues.
+            return self._become_leader(leader.create_revision)
         return []
 
     def _run(self) -> list[ElectionEffect]:

@@ -110,9 +110,8 @@ class Keeper:
     _prestarted: Keeper | None = None
     _program = b""
     _running: ClassVar[set[Keeper]] = set()
-    _removed_if_killed: ClassVar[
-        dict[str, int]
-    ] = {}  # Folders, each with the thread that created it.
+    # Folders, each with the thread that created it.
+    _removed_if_killed: ClassVar[dict[str, int]] = {}
 
     def __init__(self, pid: int, control: socket.socket) -> None:
         from holdfast.net.listening import restore_descriptor_limit
