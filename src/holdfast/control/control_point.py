@@ -83,7 +83,7 @@ START_S = 1.0
 class ControlPoint:
     """The control socket of one agent, for one run. Call methods from the agent's loop unless noted.
 
-    It observes the run. `describe_run` returns the run's first event, which it missed.
+    It observes the run. `describe_run` returns the run's first event, which came before.
     """
 
     name = "the events for control clients"
@@ -121,7 +121,8 @@ class ControlPoint:
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         port = membership.control.port if membership is not None else None
         if membership is not None:
-            self._lock = threading.Lock()  # The connection's thread may need the server first.
+            # Make it now: the membership's thread may be the first to call `_serve`.
+            self._lock = threading.Lock()
         if port is not None:
             port.serve(self._adopt_client)
         try:

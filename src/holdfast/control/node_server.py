@@ -77,7 +77,8 @@ T = TypeVar("T")
 CONNECTIONS_MAX = 64
 """Connections at the socket, and as many at the agent port. Remote clients cannot block local ones."""
 STREAMS_MAX = 256
-"""Log streams of all clients (each holds a descriptor), and event streams per client."""
+"""The limit for the log streams of all clients together (each holds a descriptor), and for the event
+streams of each client."""
 QUERIES_MAX = 64
 """Pending queries per client. The coordinator has its own limit."""
 UNREAD_BYTES_MAX = 4 * 1024 * 1024
@@ -363,7 +364,7 @@ class NodeServer:
             )
             self._loop.call_later(IDLE_S, self._detach_if_idle)
         except ConnectFailed as problem:
-            console.debug(f"no connection for queries of the coordinator: {problem.why}")
+            console.debug(f"cannot receive queries from the coordinator: {problem.why}")
         finally:
             self._attaching = None
 

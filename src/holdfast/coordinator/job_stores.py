@@ -25,7 +25,7 @@ from holdfast.wire.messages import StoreCall, StoreResult
 from holdfast.wire.wire_limits import STORE_VALUE_BYTES_MAX
 
 BYTES_MAX = 64 * 1024 * 1024
-"""Keys and values of one job, and the keys that its calls wait for."""
+"""The limit for the keys and values of one job, and for the keys that its calls wait for."""
 TOTAL_BYTES_MAX = 4 * BYTES_MAX
 """The limit for all jobs together: the memory that the coordinator may use for stores."""
 WAITED_KEY_BYTES = 256
@@ -33,7 +33,7 @@ WAITED_KEY_BYTES = 256
 SCOPES_MAX = 10_000
 """Scopes of one job. Beyond that the least recently used are dropped."""
 WAITING_MAX = 100_000
-"""Calls of one job that wait for a key."""
+"""The limit for calls of one job that wait for a key."""
 MISSING_SHOWN_MAX = 5
 
 _READS = ("check", "num_keys", "delete")
@@ -59,7 +59,7 @@ class JobStores:
         self._jobs: dict[str, _Job] = {}
         self._waits: dict[int, _Wait] = {}
         self._waits_of: dict[Caller, set[int]] = {}
-        # A heap; some of the calls have ended already.
+        # A heap; it may contain calls that have ended.
         self._deadlines: list[tuple[float, int]] = []
         self._count = 0
         self._bytes = 0
@@ -68,7 +68,7 @@ class JobStores:
         self._waiting_max = waiting_max
 
     def call(self, now: float, caller: Caller, call: StoreCall) -> Answers:
-        """Perform a call; return its result, if it has one yet, and the results of waits that it ends."""
+        """Perform a call; return its result, unless the call waits, and the results of the waits that it ends."""
         job = self._jobs.setdefault(call.run_id, _Job())
         answers: Answers = []
         scope = job.scopes.get(call.scope)

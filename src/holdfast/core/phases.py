@@ -47,8 +47,8 @@ class RefusalReason(Enum):
     """Why a node cannot join a job."""
 
     REPLACED = "replaced"
-    """Another agent has the same node id: an earlier one that is alive, or a newer one to which this one
-    yielded."""
+    """Another agent has the same node id: an earlier agent that is alive, or a newer agent that replaced
+    this one."""
     SETTINGS = "settings"
     """The node's settings differ from the job's, its rank is invalid, or it reports numbers that no node
     of this job can have received."""

@@ -109,7 +109,7 @@ class _Group:
 
 
 def _origin(address: str, user: int | None) -> str:
-    """Return what counts as one address: within this host its user, who can connect from many addresses."""
+    """Return the key of a group: the network or, within this host, the user, who can connect from many addresses."""
     return network_of(address) if user is None else f"user {user}"
 
 

@@ -56,7 +56,7 @@ def user_of(connection: socket.socket) -> int | None:
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return None
     user = owner_at(connection.family, there, here)
-    # A process on this host can connect from any address of the host; the kernel knows its owner then too.
+    # A process on this host can connect from any address of the host; the kernel reports its owner anyway.
     if user < 0 and not _is_within_host(connection.family, here, there):
         return None
     return user

@@ -1,6 +1,6 @@
 """Selects the CPUs that a worker is bound to, given the CPUs and the GPUs of the machine.
 
-A worker's GPU is the one whose number is the worker's local rank; its CPUs are near that GPU. CPUs that the agent
+A worker uses the GPU whose number is its local rank, and is bound to CPUs near that GPU. CPUs that the agent
 may not use are ignored.
 """
 
@@ -19,7 +19,7 @@ MODES = ("node", "socket", "exclusive", "core-complex")
 
 
 class Cpu(Value):
-    """One logical CPU. A shared resource is named by the lowest CPU that shares it.
+    """One logical CPU. `core`, `package` and `complex` are named by the lowest CPU in them.
 
     `package` and `complex` are None if the kernel does not report them.
     """

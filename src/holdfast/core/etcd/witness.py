@@ -49,7 +49,7 @@ GRACE_S = 0.2
 """The time between the two refusals; the same as a coordinator's grace for a closed connection."""
 RETRY_S = 30.0
 """The interval at which all unseen agents are tried again; until then only their leases detect a loss. In
-a job of thousands of nodes, a leader that enough nodes watch refuses the others, and they retry."""
+a job of thousands of nodes, the leader refuses connections above its limit, and those nodes retry."""
 CHECKS_MAX = 4
 """The number of consecutive attempts if a port accepts and closes, as happens while the
 keeper exits."""
@@ -188,7 +188,7 @@ class Witness:
         self._ended: deque[str] = deque(maxlen=ENDED_KEPT_MAX)
 
     def has_ended(self, id: str) -> bool:  # noqa: A002 (its name)
-        """Whether the connection to a process closed and its port has refused one since then."""
+        """Whether the connection to a process closed, and its port has refused a new one since then."""
         watch = self._watched.get(id)
         return watch.refused if watch is not None else id in self._ended
 

@@ -2,8 +2,7 @@
 
 Text keys are paths, as in etcd's API v2, but the client stores everything with API v3: a directory is
 the common prefix of keys, and exists as long as they do. Bytes keys are those of the base class
-`EtcdClient`. The client cannot wait for a change (`wait`, `watch`), `append`, or create an empty
-directory.
+`EtcdClient`. The client does not support `wait` and `watch`, `append`, or empty directories.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ DEFAULT_READ_TIMEOUT_S = 60.0
 
 
 class EtcdException(Exception):
-    """Base of the exceptions for paths, and of python-etcd's types if it is loaded."""
+    """Base of the exceptions for paths. If python-etcd is loaded, they also have python-etcd's types."""
 
 
 class EtcdKeyNotFound(EtcdException, KeyError):
