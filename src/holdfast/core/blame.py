@@ -149,10 +149,8 @@ def _contenders(ordered: list[Suspect], close_ns: int) -> list[Suspect]:
     peer_errors = [one for one in free if one.trace is FailureTrace.PEER]
     if peer_errors:
         limit_ns = min(one.moment_ns for one in peer_errors) + PEER_ERROR_NS_MAX
-        excluded = (
-            FailureTrace.PEER,
-            FailureTrace.STOPPED,
-        )  # STOPPED: perhaps killed while writing a traceback.
+        # STOPPED: perhaps killed while writing a traceback.
+        excluded = (FailureTrace.PEER, FailureTrace.STOPPED)
         causes = [one for one in free if one.trace not in excluded and one.moment_ns <= limit_ns]
         free = causes or peer_errors
     return free

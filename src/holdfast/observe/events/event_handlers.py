@@ -174,9 +174,8 @@ class JsonLinesEventHandler(EventHandler):
         try:
             written = os.write(self._descriptor, data)
         except OSError as problem:
-            problem.filename = (
-                self.path
-            )  # The message, for example of a full disk, then names the file.
+            # The message, for example of a full disk, then names the file.
+            problem.filename = self.path
             raise
         self._size += written
         self._is_line_begun = written < len(data) and (written > 0 or self._is_line_begun)
