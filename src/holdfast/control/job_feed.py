@@ -1,6 +1,6 @@
 """Keeps a `LiveJob` up to date: polls the job, and reconnects after a loss of the connection.
 
-    feed = Feed(connect, job, changed)
+    feed = JobFeed(connect, job, changed)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(feed.run())
 

@@ -1,8 +1,9 @@
 """Admission: connections that never finish their handshake do not block the others.
 
-At most `HALF_OPEN_MAX` connections may be in their handshake. When another one arrives, `net.half_open`
-selects the one to close. Each has a minimum time for its handshake. Until that time is over for one of them, or one
-completes its handshake, the server accepts nothing; new connections wait in the kernel's queue.
+At most `HALF_OPEN_MAX` connections may be in their handshake. If another connection arrives,
+`net.half_open` selects a connection to close. Each connection has a minimum time for its handshake. As long as none
+may be closed and none completes its handshake, the server accepts nothing; new connections wait in the kernel's
+queue.
 
 The server does not use asyncio's accept loop, which empties the whole queue before it reads from any connection.
 """

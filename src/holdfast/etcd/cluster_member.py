@@ -247,7 +247,7 @@ class EtcdMember:
     def _make_folder(self) -> None:
         remove_orphans(os.path.dirname(self._folder))
         os.mkdir(self._folder, 0o700)
-        # Lock the file before it gets the name that other processes check; hold it until this one exits.
+        # Lock the file before it gets the name that other processes check; hold the lock until this process exits.
         new = f"{self._folder}/{LOCK}.new"
         self._lock = os.open(new, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)

@@ -1,7 +1,7 @@
 """The number of accelerators of this machine, found without importing PyTorch in this process.
 
-This module reads the number of NVIDIA GPUs from the driver's files and `CUDA_VISIBLE_DEVICES`. Only if there are
-signs of another kind of accelerator does it start a child process, in which PyTorch counts the devices. If this
+This module reads the number of NVIDIA GPUs from the driver's files and `CUDA_VISIBLE_DEVICES`. If there are
+signs of another kind of accelerator, it starts a child process, in which PyTorch counts the devices. If this
 process has already imported PyTorch, PyTorch counts all devices. Nothing checks whether a device works.
 """
 

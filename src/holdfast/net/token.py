@@ -241,7 +241,7 @@ def _check_private(where: str, status: os.stat_result) -> None:
 
 
 def _check_folder(folder: str) -> None:
-    """Raise if another user can replace the token in its folder, for example by a token that he knows."""
+    """Raise if another user can replace the token in its folder, for example by a token known to that user."""
     status = os.stat(folder)
     if status.st_uid not in (0, os.geteuid()):
         raise EnvironmentProblem(f"{folder} belongs to another user (uid {status.st_uid})")

@@ -104,7 +104,7 @@ class GenerationStarted(LifecycleEvent):
     workers: tuple[WorkerInfo, ...]
     world_size: int = 0
     fence: int = 0
-    """The fence of the generation, the same on all its nodes; 0 if the nodes have no common one."""
+    """The fence of the generation, the same on all its nodes; 0 if the nodes have no common fence."""
     why: str = ""
     """Why the coordinator started it; empty without a coordinator."""
     log_dir: str = ""

@@ -1,7 +1,7 @@
 """The events and metrics of an agent that a program created itself, without a launcher.
 
-Events go to the handler that the program configured and to the one that the `WorkerSpec` names, metrics to the
-handlers that the program configured. Without handlers nothing is imported.
+Events go to the handler that the program configured, and to the handler that the `WorkerSpec` names. Metrics go
+to the handlers that the program configured. Without handlers nothing is imported.
 """
 
 from __future__ import annotations

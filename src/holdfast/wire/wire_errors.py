@@ -43,7 +43,7 @@ class BadMessage(WireError):
 
 
 class BrokenSeal(WireError):
-    """A frame is not the one that the other side sent next."""
+    """A received frame is not the next frame that the other side sent."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -109,8 +109,8 @@ class C10dRendezvousBackend(RendezvousBackend):
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
     """Return a backend on a store created from the parameters, and that store.
 
-    With `store_type=file`, the store consists of files at the endpoint, or in a temporary folder without
-    one. With `store_type=tcp`, the store speaks the protocol of torch's TCPStore. This process serves it
+    With `store_type=file`, the store consists of files at the endpoint, or in a temporary folder if there is
+    no endpoint. With `store_type=tcp`, the store speaks the protocol of torch's TCPStore. This process serves it
     if the endpoint belongs to this machine and no other process here serves it yet; `is_host` overrides
     this. The node that serves it must live as long as the job: unlike a coordinator, it has no successor.
     """

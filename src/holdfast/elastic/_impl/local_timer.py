@@ -77,7 +77,7 @@ class TimerServer(abc.ABC):
         """Kill a worker; return whether that succeeded. If not, the server tries again."""
 
     def next_deadline(self) -> float | None:
-        """Return when the next timer is due, on the monotonic clock; None is `max_interval` from now."""
+        """Return when the next timer is due, on the monotonic clock; None means `max_interval` from now."""
         return None
 
     def start(self) -> None:

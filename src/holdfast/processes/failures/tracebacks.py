@@ -1,4 +1,4 @@
-"""Find the Python traceback in what a worker wrote to standard error.
+"""Finds the Python traceback in a worker's standard error.
 
 Standard error can contain any text, so this is a heuristic, not a grammar. It knows chained
 exceptions, exception groups, syntax errors, the blocks of `faulthandler`, the prefix `[rank0]: ` of
