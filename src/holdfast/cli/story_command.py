@@ -55,7 +55,7 @@ class StoryLine(Value):
 
 
 class Listing:
-    """The steps of several files. `causes` has the index of the cause of each."""
+    """The steps of several files. `causes` has the index of each step's cause, or None."""
 
     def __init__(self, lines: Sequence[StoryLine]) -> None:
         self.lines = lines
@@ -69,7 +69,7 @@ class Listing:
         for at, line in enumerate(lines):
             found = steps.get(line.cause)
             if found is None:
-                # If a node sent the message to itself, its last such step before this one is the cause.
+                # If a node sent the message to itself, the cause is its last earlier step that sent it.
                 sent = senders.get(line.cause, [])
                 own = [one for one in sent if one < at and lines[one].node == line.node]
                 others = [one for one in sent if lines[one].node != line.node]

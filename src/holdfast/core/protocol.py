@@ -159,9 +159,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stopped: bool = False
     """Whether the worker failed after the stop of its group had begun."""
     ended_ago_s: Seconds = 0.0
-    """How long before this message was sent the worker exited."""
+    """The time from the worker's exit until this message was sent."""
     traceback_ago_s: Seconds = 0.0
-    """How long before this message was sent the worker began its traceback; 0 if there is none."""
+    """The time from the start of the worker's traceback until this message was sent; 0 if there is none."""
     rivals: Annotated[tuple[WorkerRank, ...], Meta(max_length=RIVALS_MAX)] = ()
     """Other ranks that may have failed first."""
     ended_ns: Count = 0
@@ -320,8 +320,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="v
     master_addr: Name = ""
     master_port: Port = 0
     store_key: StoreKey = b""
-    """The key by which agents of this generation authenticate to the store at that port; empty if not
-    all of them have one."""
+    """The key by which agents of this generation authenticate to the store at that port; empty if
+    a member has no secret (`NodeInfo.store_key`)."""
     members: Annotated[tuple[Member, ...], Meta(max_length=VIEW_MEMBERS_MAX)] = ()
     """In the view of a member, all members by rank; empty if there are more than `VIEW_MEMBERS_MAX`."""
     outcome: JobOutcome | None = None

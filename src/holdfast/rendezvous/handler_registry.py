@@ -6,8 +6,8 @@ name; a search warns about a plug-in whose name is registered.
 
 A plug-in is an entry point `name = module:attribute` of the group `torchrun.handlers`, which TorchElastic reads too.
 The registry calls it without arguments, and it returns the creator of handlers for `--rdzv-backend name`. Only the
-requested plug-in is loaded, since loading one may import anything. If a plug-in fails to load, a warning says so,
-and it is skipped.
+requested plug-in is loaded, since loading one may import anything. If a plug-in fails to load, the registry
+warns and skips the plug-in.
 """
 
 from __future__ import annotations

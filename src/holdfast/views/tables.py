@@ -74,7 +74,8 @@ def job_row(job: JobSummary) -> dict[str, Any]:
 
 def local_job_row(agents: Sequence[AgentIdentity]) -> dict[str, Any]:
     """Return the row of `ps` for a job that has agents on this machine."""
-    first = max(agents, key=lambda one: (one.generation, one.workers))  # The others may stand by.
+    # The others may be standbys.
+    first = max(agents, key=lambda one: (one.generation, one.workers))
     return {
         "job": first.run_id,
         "state": first.state,

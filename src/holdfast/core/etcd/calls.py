@@ -4,8 +4,8 @@ The machines on etcd (`core.etcd.etcd_session`, `core.etcd.leader`) return these
 handle the answers as events. A real client performs the requests over the network, and the simulator in
 its own store, so the same decisions run in both.
 
-If the answer is a `Problem`, the request was not performed, except that it may have been performed after
-`UNREACHABLE` or `CLOSED`. A revision is etcd's counter, which increases with every change of any key.
+If the answer is a `Problem`, the request was not performed. After `UNREACHABLE` or `CLOSED` it may have
+been performed. A revision is etcd's counter, which increases with every change of any key.
 """
 
 from __future__ import annotations

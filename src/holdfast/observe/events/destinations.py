@@ -107,7 +107,7 @@ def find(destination: str) -> SafeHandler:
 
 
 def _make_added_safe(handler: logging.Handler, destination: str) -> SafeHandler:
-    """Return the guard of a handler in TorchElastic's table; the same one while the handler is in the table."""
+    """Return the guard of a handler in TorchElastic's table: the same guard as long as it is in the table."""
     old = _added.get(destination)
     if old is not None and old[0] is handler:
         return old[1]

@@ -49,11 +49,11 @@ class ProcessFailure:
     error_file_data: dict[str, Any] = post_init_field(init=False, repr=False)
     message: str | dict[str, Any] = post_init_field(init=False)
     timestamp: int = post_init_field(init=False)
-    # The end of what the worker wrote to standard error.
+    # The end of the worker's standard error.
     stderr_tail: str = keyword_field(default="", repr=False, kw_only=True)
     # Whether it happened after the stop of the group began; see `failed_after`.
     consequence: bool = keyword_field(default=False, kw_only=True)
-    # Whether the signal that stopped the group ended it.
+    # Whether a signal of its group's stop ended it.
     stopped: bool = keyword_field(default=False, kw_only=True)
     # A reason that the agent knows besides the exit code.
     detail: str = keyword_field(default="", kw_only=True)
@@ -181,7 +181,7 @@ class ProcessFailure:
         return FailureTrace.PEER if by_peer else FailureTrace.SILENT
 
     def failed_by_itself(self) -> bool:
-        """Return whether it may have failed for another reason than the stop of its group."""
+        """Return whether it may have failed for a reason other than the stop of its group."""
         return not self.consequence or self.trace() is not FailureTrace.STOPPED
 
     def recorded_message(self) -> str:

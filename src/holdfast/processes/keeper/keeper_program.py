@@ -17,7 +17,7 @@ private socket pair. Both processes run the same interpreter. The requests, by t
 ``spawn key targets argv env cwd call cpus``
     Fork a worker; the message carries one file descriptor for each number in ``targets``. With
     ``argv`` None it runs ``run_call(call)`` instead of a program; it is bound to ``cpus``, if any.
-    A negative key is a helper of the agent: it exits with the keeper, and ``clear`` spares it.
+    A negative key marks a helper of the agent: it exits with the keeper, and ``clear`` spares it.
 ``adopt key pid``
     Turn an orphan, which the keeper already has as a child, into a worker. The message carries two pipes: the orphan
     reports its start error through the first, and waits at the second. It begins when it reads the
@@ -125,7 +125,7 @@ def children_by_scan(pid: int) -> list[int]:
 
 
 def descendants_of(pid: int) -> list[int]:
-    """Return all processes below one, parents before their children."""
+    """Return all processes below a process, parents before their children."""
     found: list[int] = []
     level = children_of(pid)
     while level:
@@ -143,7 +143,7 @@ def send_signal(pid: int, signum: int) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder with all in it."""
+    """Remove a folder and its contents."""
     try:
         for name in os.listdir(path):
             inner = os.path.join(path, name)
@@ -340,7 +340,7 @@ class KeeperProgram:
         try:
             if len(fds) < 2:
                 raise OSError(EMFILE, os.strerror(EMFILE))
-            # If it has exited meanwhile, the keeper reports it like any other, unless it was reaped.
+            # If the orphan has exited meanwhile, the keeper reports its exit, unless it was reaped.
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             self.watch_worker(LeaderProcess(key, pid, fds.pop(0)))
             self.send_event("spawned", key, pid)
@@ -379,7 +379,7 @@ class KeeperProgram:
             self.poll.register(self.deadline_fd, select.POLLIN)
 
     def expire(self) -> None:
-        """Kill the workers and what they left behind, unless the agent has just extended the timer."""
+        """Kill the workers and their leftover processes, unless the agent has just extended the timer."""
         try:
             os.read(self.deadline_fd, 8)
         except BlockingIOError:

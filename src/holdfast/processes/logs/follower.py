@@ -407,7 +407,7 @@ class LogFollower:
     ) -> FollowedStream:
         """Follow the file `path` from its first byte; create it if it does not exist yet.
 
-        `to` gets each line with `prefix` before it; with `accept`, only the lines that it accepts.
+        `to` gets each line with `prefix` before it, or only the lines that `accept` accepts.
         `filtered_to` gets each line that contains one of `filters`.
         """
         lines = self._lines(prefix, to, filters, filtered_to, accept)

@@ -28,7 +28,7 @@ KINDS = ("dim", "good", "warn", "bad", "accent", "head", "cursor", "found", "sta
          "stage-stop", "stage-regroup", "stage-start", "stage-warmup")  # fmt: skip
 GAP = " "
 LINES_MAX = 20_000
-"""Lines of a text; older ones are dropped."""
+"""The limit for lines of a text; older lines are dropped."""
 
 
 class Column(NamedTuple):
