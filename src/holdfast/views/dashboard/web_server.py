@@ -139,7 +139,7 @@ class SecurityMiddleware:
             )
         session = self._access.session_of(time.monotonic(), headers)
         connection = scope["state"].get("connection")
-        if session is not None and isinstance(connection, Connection):
+        if session is not None and isinstance(connection, BrowserConnection):
             connection.admit()
         scope["state"] = {"session": session}
         if session is None and scope["path"] not in OPEN_PATHS:
@@ -336,7 +336,7 @@ async def body_of(request: Request) -> bytes:
     return bytes(body)
 
 
-class Connection(H11Protocol):
+class BrowserConnection(H11Protocol):
     """A browser's connection. It closes unless each request's head arrives in time."""
 
     def __init__(self, strangers: HalfOpen, *, app_state: dict[str, Any], **others: Any) -> None:
@@ -413,7 +413,7 @@ async def serve(
     """Serve the dashboard of a job until a signal ends it, or `ended` is done."""
     config = uvicorn.Config(
         Dashboard(access, job).app,
-        http=partial(Connection, HalfOpen(STRANGERS_MAX)),  # type: ignore[arg-type]
+        http=partial(BrowserConnection, HalfOpen(STRANGERS_MAX)),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         loop="asyncio",
