@@ -102,7 +102,7 @@ class PostponedModule(type(sys)):  # type: ignore[misc]
             if made is not None:
                 made.__spec__ = self.__spec__
             loader.exec_module(made or self)
-        except BaseException:  # Also a signal handler's; the next use executes it again.
+        except BaseException:  # Also from a signal handler; the next use executes it again.
             self._is_executed = False
             raise
         self.__dict__.update(vars(made or self))

@@ -2,7 +2,7 @@
 
 If the user has one job on this machine, the commands find it by its agent's socket. For any other job,
 they take the same rendezvous flags and token as `holdfast run`. The table of commands (`cli.commands`) names the
-function of each command. It calls `control.job_client` and prints the text that `views.tables` renders.
+function of each command. The function calls `control.job_client` and prints the text that `views.tables` renders.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ async def print_events(args: argparse.Namespace) -> None:
 
 @command
 async def print_logs(args: argparse.Namespace) -> None:
-    """Print what workers write to files."""
+    """Print the workers' output from their log files."""
     ranks = parse_ranks(args.rank)
     if args.tail < -1:
         raise UsageError(f"--tail: {args.tail} is not a number of lines; accepted: 0 or more")

@@ -238,7 +238,7 @@ def _device_count(nproc_per_node: str, flag: str, word: str) -> int:
 
 
 def parse_local_ranks(text: str) -> set[int] | None:
-    """Parse `0,2` into a set of local ranks; empty text is `None`, every rank."""
+    """Parse `0,2` into a set of local ranks; empty text gives `None`, which means every rank."""
     if not text:
         return None
     try:

@@ -1,7 +1,7 @@
 """The membership in a job on etcd: `--rdzv-backend etcd` and `--ha`.
 
-The leases of the nodes show which nodes are alive. One of the nodes leads; if it is lost, another one
-leads after its lease expires. No other node depends on this process, so it may exit at any time.
+The leases of the nodes show which nodes are alive. One of the nodes leads; if it is lost, another node
+leads once the lost node's lease has ended. No other node depends on this process, so it may exit at any time.
 
 `EtcdConnector` and `EtcdConnection` perform `core.etcd.etcd_session` on a real etcd, for a `SessionDriver`.
 """

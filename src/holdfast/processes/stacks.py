@@ -100,7 +100,7 @@ def _permission_hint() -> str:
 
 
 LIMIT_S = 10.0
-"""The limit for everything; it takes a tenth of a second, unless the process is stuck."""
+"""The limit for one dump by all means together; usually it takes a tenth of a second."""
 PYTHONS = ("python", "libpython", "pypy", "libpypy")
 
 

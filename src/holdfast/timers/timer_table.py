@@ -115,7 +115,7 @@ class TimerTable(Generic[Request]):
         return found
 
     def schedule_again(self, requests: Iterable[Request], at: float) -> None:
-        """Schedule timers again that were due."""
+        """Reschedule timers that were due."""
         with self._lock:
             for request in requests:
                 timer = self._timers.get(request.worker_id, {}).get(request.scope_id)

@@ -184,9 +184,9 @@ class Seal:
         return frame + sent.digest()
 
     def open(self, sealed: bytes) -> bytes:
-        """Return the body of the next received frame. Raises `BrokenSeal`, and then for every later frame too.
+        """Return the body of the next received frame; raise `BrokenSeal` if its tag is wrong.
 
-        A `FrameReader` has checked that the length in the header is correct.
+        Every later frame then raises too. A `FrameReader` has checked that the length in the header is correct.
         """
         sent = self._sent
         sent.update(sealed[_FRAME])

@@ -1,4 +1,4 @@
-"""A TCPStore server inside this process, which an agent runs for its workers, or a `TCPStore` master runs.
+"""A TCPStore server inside this process: an agent runs it for its workers, or a `TCPStore` master runs it.
 
 Most jobs on one node never use the store, so it costs them only a sleeping thread. The thread imports
 `store_server`, which does the work, when the first client connects.
@@ -161,7 +161,7 @@ class TcpStoreServer:
         self._listener.close()
 
     def _abandon(self) -> None:
-        """Close the copies of a forked child, which is not the server."""
+        """Close a forked child's copies of the descriptors; the parent remains the server."""
         self._lock = threading.RLock()  # Another thread may have held the old one.
         self._thread = 0
         if self._loop is not None:

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 GRACE_S_MAX = 0.5
-"""How much longer than its timeout a wait may take, to cancel and to check a last time. A wait takes that long
-only if the server does not respond; then the connection is closed."""
+"""A wait may exceed its timeout by this time, to cancel and to check a last time. It does so only if the server
+does not respond; then the connection is closed."""
 CHECKED_MAX = 256
 """Up to this many keys of a timed-out wait are checked one by one, to name the missing ones."""
 LISTED_MAX = 1 << 24

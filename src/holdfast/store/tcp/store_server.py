@@ -51,7 +51,7 @@ CONNECTIONS_MAX = 65_536
 DESCRIPTORS_LEFT = 256  # Reserved for the rest of this process, but at most half of the limit.
 VALIDATE_S = 30.0
 HALF_OPEN_MAX = 1024  # Connections that have not sent VALIDATE yet.
-HALF_OPEN_MIN_S = 1.0  # The minimum time of each, unless its host has the most of them.
+HALF_OPEN_MIN_S = 1.0  # The minimum time of each, unless its host exceeds its share.
 PROMISE_S = 1.0  # A queue reserves a value for a woken client for 1 to 2 times this.
 NO_ROOM_S = 0.2  # How long to accept no connection when no descriptor is free.
 WARNINGS_MAX = 10
@@ -70,7 +70,7 @@ _length = int.from_bytes
 
 
 def respond(space: KeySpace, client: int, operation: int, fields: list[Any]) -> bytes | None:
-    """Execute a request, and return its response; None if it has none, or none yet.
+    """Execute a request, and return its response; None if there is none, or not yet.
 
     Raises `RequestRejected` if it cannot be executed; then the caller disconnects the client.
     """
@@ -182,7 +182,7 @@ _PERFORM = tuple(
 
 
 class StoreConnection:
-    """One client: its socket, what it has sent, and what it has not read yet."""
+    """One client: its socket, its incomplete request, and the responses that it has not read yet."""
 
     __slots__ = (
         "address", "descriptor", "greet", "host", "is_idle", "number", "proof", "receive",
@@ -236,7 +236,7 @@ _loops: list[ServingLoop] = []  # All loops of this process: they share its desc
 
 
 class ServingLoop:
-    """Serves until the descriptor `wake` is readable; without an `access`, every host."""
+    """Serves the hosts of `access`, or every host if it is None, until the descriptor `wake` is readable."""
 
     def __init__(
         self,
