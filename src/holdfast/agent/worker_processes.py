@@ -268,7 +268,7 @@ class WorkerProcesses:
         return events
 
     def keep_result(self, context: RunningGroup) -> None:
-        """Keep how the workers ended, all of which have exited."""
+        """Keep the results of the workers, which have all exited."""
         self.is_active = False
         self.result = self.outcome(context.result())
 
@@ -300,7 +300,7 @@ class WorkerProcesses:
         return {workers[rank].global_rank: one for rank, one in of_workers.items()}
 
     def explain(self, failure: ProcessFailure) -> None:
-        """Add the cause that the watchdogs or the supervision know to a failure."""
+        """Add to a failure the cause that the watchdogs or the supervision know."""
         detail = self._stuck.get(failure.local_rank, "")
         if detail:
             failure.detail = f"{detail}; {failure.detail}" if failure.detail else detail

@@ -73,7 +73,7 @@ class _Following:
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._watchers: list[asyncio.Task[None]] = []
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails with the first exception of a reader that is not about its node."""
+        """Fails with the first exception of a reader, except for problems of its node."""
         self._problems: dict[str, ControlProblem] = {}
         self._known: set[str] = set()
         """Nodes whose output was shown."""

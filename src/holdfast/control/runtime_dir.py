@@ -1,9 +1,9 @@
 """The folder with the sockets of a user's agents on this machine.
 
-It is `holdfast-UID` in `/tmp`, or in the folder that `HOLDFAST_RUNTIME_DIR` names. Agents from cron, systemd or a
-container have another `XDG_RUNTIME_DIR` than their user's shell, or none, so it is not used. Only the user can access
-the folder (0700), so no other user can connect to a socket in it, create one, or list them. If another user took the
-name first, an agent makes `holdfast-UID-RANDOM`; commands look in every such folder.
+It is `holdfast-UID` in `/tmp`, or in the folder that `HOLDFAST_RUNTIME_DIR` names. `XDG_RUNTIME_DIR` is not used: for
+agents from cron, systemd or a container it differs from that of their user's shell, or is not set. Only the user can
+access the folder (0700), so no other user can connect to a socket in it, create one, or list them. If another user
+took the name first, an agent makes `holdfast-UID-RANDOM`; commands look in every such folder.
 
 Connections to these sockets have no handshake. The name of a socket contains the protocol version of its agent.
 """

@@ -54,7 +54,7 @@ TXN_OPS_MAX = 128
 TXN_BYTES_MAX = 1024 * 1024
 """Bytes of values per transaction; etcd's default limit is 1.5 MiB."""
 ATTEMPTS_MAX = 1000
-"""How often a change is retried because another writer was faster; then an error is raised."""
+"""How many times a change is attempted while other writers are faster; then an error is raised."""
 PAUSE_S_MIN, PAUSE_S_MAX = 0.005, 0.4
 """The random pause between attempts has a maximum that doubles from the first value to the second. With shorter
 pauses many writers need more attempts."""

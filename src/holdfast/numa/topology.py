@@ -150,7 +150,7 @@ def _visible(cards: list[Gpu], variable: str, env: Mapping[str, str]) -> list[Gp
 
 
 def _nvidia_cards(root: str) -> list[Gpu]:
-    """Return the cards of NVIDIA's driver, without those whose device a container lacks."""
+    """Return the cards of NVIDIA's driver, without cards whose device is missing in this container."""
     folder = os.path.join(root, NVIDIA_PROC)
     try:
         addresses = sorted(os.listdir(folder), key=_pci_numbers)

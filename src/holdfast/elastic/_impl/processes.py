@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class MadeByHoldfast(ABCMeta):
-    """Makes the worker groups of Holdfast's agent instances of the classes below."""
+    """Lets `isinstance` accept the worker groups of Holdfast's agent as instances of the classes below."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         if cls.__module__ != __name__:

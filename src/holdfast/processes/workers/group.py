@@ -248,7 +248,7 @@ class RunningGroup(ABC):
         self.generation = 0
         """The generation of the events. The agent sets this and `explain`."""
         self.explain: Callable[[ProcessFailure], None] | None = None
-        """Adds what the agent knows to a failure."""
+        """Adds to a failure what the agent knows about it."""
         self._pending: list[WorkerExit | keeper_client.Expired] = []
         self._failures_at_end: dict[int, ProcessFailure] | None = None
         self._delayed: list[WorkerExit] = []  # Delayed, so that their cause appears first.
@@ -467,7 +467,7 @@ class RunningGroup(ABC):
         return outcome
 
     def return_values(self) -> dict[int, Any]:
-        """Return what workers that have all succeeded returned, by local rank."""
+        """Return the workers' return values by local rank, once all have succeeded."""
         return {rank: self._value_of(rank) for rank in range(self.nprocs)}
 
     def release(self) -> None:
@@ -492,7 +492,7 @@ class RunningGroup(ABC):
         """Start all workers, or raise."""
 
     def _value_of(self, rank: int) -> Any:
-        """Return what a worker that succeeded returned."""
+        """Return the return value of a worker that succeeded."""
         del rank
         return None
 
@@ -693,7 +693,7 @@ class RunningGroup(ABC):
         self._stop_event(stopping.KeeperLost())
 
     def _check_keeper(self) -> None:
-        """Kill a stuck or stopped keeper, which would not kill the workers; note what SIGKILL did not end."""
+        """Kill a stuck or stopped keeper, which would not kill the workers; note processes that survive SIGKILL."""
         assert self._keeper is not None
         assert self._stop is not None
         if not self._keeper.responds():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 QUEUE_MAX = 32
-"""Updates that a browser has not received yet."""
+"""The limit for updates that a browser has not received yet."""
 LISTENERS_MAX = 64
 EVENTS_KEPT_MAX = 1_024
 
@@ -93,7 +93,7 @@ class Broadcast:
             listener.put(update)
 
     def listen(self) -> Listener | None:
-        """Return a queue that begins with a snapshot; None if there are too many."""
+        """Return a queue that begins with a snapshot; None if there are too many listeners."""
         if len(self._listeners) >= LISTENERS_MAX or self._is_closed:
             return None
         self._renew()
