@@ -164,6 +164,25 @@ def test_another_user_of_the_stores_host_is_refused_at_every_address(
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
+def test_another_user_of_a_second_host_is_refused(tmp_path: Path, network: MachineNetwork) -> None:
+    def attack(port: int) -> str:
+        with socket.create_connection((address(0), port), PATIENCE_S) as one:
+            one.sendall(VALIDATE_AND_PING)
+            return "served" if one.recv(4) else "refused"
+
+    with NetworkCluster(tmp_path, network, "2") as cluster:
+        cluster.start_nodes("ab")
+        port = int(cluster.next_start().master_endpoint.rpartition(":")[2])
+        pids = wait_for_group(cluster, *"ab")
+        inside = cluster.agents["b"].pid
+        output = as_user(STRANGER, lambda: attack(port), inside)
+        assert output == "refused" or output.startswith("ConnectionResetError"), output
+        assert as_user(0, lambda: attack(port), inside) == "served"
+        cluster.agents["a"].wait_for_output(f"another user of that host (uid {STRANGER})")
+        finish(pids)
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
 # The worker with rank 1 sets its value and exits immediately; the value must not be lost.
 PRIVATE = """
 from holdfast.store.from_env import from_environment

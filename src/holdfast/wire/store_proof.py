@@ -9,10 +9,16 @@ connection and proves its membership. The first byte is not a valid operation of
       proof                                ->
                                            <-     welcome
 
-Each side proves that it has the key of the generation, which only members receive (`View.store_key`). If
-the purpose is `FORWARD`, both sides seal everything after the welcome (`SealedStream`).
+Each side proves that it has the key of the generation, which only members receive (`View.store_key`). Both sides
+seal everything after the welcome (`SealedStream`). If the purpose is `FORWARD`, that is the traffic of one worker. If
+it is `ATTEST`, the store asks which user owns each new connection from the agent's host::
 
-Neither class performs I/O. The owner of the connection passes received bytes to `receive`, sends the
+    agent                                         store
+      ready                                ->
+                                           <-     query: number, address and port of the connection
+      answer: number, whose it is, user    ->
+
+No class performs I/O. The owner of the connection passes received bytes to `receive`, sends the
 bytes that `receive` returns, and closes the connection if the exchange takes too long. A rejected
 proof raises `ProofRefused`.
 """
@@ -22,13 +28,17 @@ from __future__ import annotations
 import hmac
 import os
 from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.wire.frames import HEADER_BYTES, TAG_BYTES, FrameReader, Seal
-from holdfast.wire.wire_errors import ProofRefused
+from holdfast.wire.wire_errors import BadMessage, ProofRefused
+
+if TYPE_CHECKING:
+    from typing import Any
 
 FIRST_BYTE = 0xA5
 ATTEST = 1
-"""Purpose: attest that this connection's host belongs to the job."""
+"""Purpose: attest that this connection's host belongs to the job, and answer the store's queries."""
 FORWARD = 2
 """Purpose: forward the traffic of one worker over this connection after the proof."""
 WELCOME = b"\x01"
@@ -40,6 +50,20 @@ _AGENT, _STORE = b"holdfast agent", b"holdfast workers' store"
 _FROM_AGENT, _FROM_STORE = b"holdfast sealed by the agent", b"holdfast sealed by the store"
 CHUNK_BYTES = 64 * 1024
 """The largest payload of one sealed frame."""
+QUERIES_MAX = 256
+"""How many queries one agent may have to answer at once. They fit into the kernel's buffers."""
+
+# Whose a connection is; if several agents of a host answer, the highest counts, unless one answers `OWN`.
+OWN = 1
+NOT_FOUND = 2
+"""The agent's host has no such connection."""
+NOT_REPORTED = 3
+"""The kernel of the agent's host does not report owners."""
+OTHER = 4
+
+_query = Struct("<QH16s")
+_answer = Struct("<QBI")
+_ready = Struct("<B")
 
 
 class _Side:
@@ -156,3 +180,88 @@ class StoreProof(_Side):
     def stream(self) -> SealedStream:
         """Return the stream for all traffic after the proof. Call it once `done`."""
         return SealedStream(self._proof(_FROM_STORE), self._proof(_FROM_AGENT))
+
+
+# Queries for the owners of connections.
+
+_MAPPED = bytes(10) + b"\xff\xff"
+
+
+class OwnerQuery(NamedTuple):
+    """The store asks whose a connection from the agent's host is."""
+
+    number: int
+    host: bytes
+    """The address from which the connection comes: 4 bytes for IPv4, 16 for IPv6."""
+    port: int
+
+
+class OwnerAnswer(NamedTuple):
+    """The agent's answer."""
+
+    number: int
+    whose: int
+    user: int = 0
+    """The owner, if it is another user."""
+
+
+class OwnerQueries:
+    """The store's side of an attested connection."""
+
+    def __init__(self, stream: SealedStream) -> None:
+        self._stream = stream
+        self._unanswered: set[int] = set()
+        self.is_ready = False
+        """Whether the agent answers queries now."""
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._unanswered) < QUERIES_MAX
+
+    def query(self, number: int, host: bytes, port: int) -> bytes:
+        """Return the bytes that ask for the owner of a connection; `number` identifies it."""
+        self._unanswered.add(number)
+        address = host if len(host) == 16 else _MAPPED + host
+        return self._stream.seal(_query.pack(number, port, address))
+
+    def receive(self, data: bytes) -> list[OwnerAnswer]:
+        """Return the answers in these bytes, or raise `WireError`."""
+        opened = self._stream.open(data)
+        if opened and not self.is_ready:
+            self.is_ready = True
+            opened = opened[_ready.size :]
+        answers = [OwnerAnswer(*fields) for fields in _unpack(_answer, opened)]
+        for one in answers:
+            if one.number not in self._unanswered or not OWN <= one.whose <= OTHER:
+                raise BadMessage("an answer without a query")
+            self._unanswered.remove(one.number)
+        return answers
+
+
+class OwnerAnswers:
+    """The agent's side of an attested connection."""
+
+    def __init__(self, stream: SealedStream) -> None:
+        self._stream = stream
+
+    def start(self) -> bytes:
+        """Return the first bytes to send."""
+        return self._stream.seal(_ready.pack(1))
+
+    def receive(self, data: bytes) -> list[OwnerQuery]:
+        """Return the queries in these bytes, or raise `WireError`."""
+        return [
+            OwnerQuery(number, address.removeprefix(_MAPPED), port)
+            for number, port, address in _unpack(_query, self._stream.open(data))
+        ]
+
+    def answer(self, one: OwnerAnswer) -> bytes:
+        """Return the bytes of an answer."""
+        return self._stream.seal(_answer.pack(*one))
+
+
+def _unpack(record: Struct, data: bytes) -> list[tuple[Any, ...]]:
+    """Return the records that these bytes consist of; each frame has one or more."""
+    if len(data) % record.size:
+        raise BadMessage("a message of an unexpected size")
+    return list(record.iter_unpack(data))

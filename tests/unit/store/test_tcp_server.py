@@ -16,7 +16,8 @@ import sys
 import threading
 from contextlib import ExitStack, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Self
+from queue import Queue
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 from scripted_tcp_store import blob, u64
@@ -36,12 +37,23 @@ from holdfast.store.tcp.store_client import TCPStore
 from holdfast.store.tcp.store_connector import StoreConnector
 from holdfast.store.tcp.store_server import fast_responder, respond
 from holdfast.store.tcp.tcp_protocol import Requests
-from holdfast.wire.store_proof import AgentProof
+from holdfast.wire.store_proof import (
+    NOT_FOUND,
+    NOT_REPORTED,
+    OTHER,
+    OWN,
+    QUERIES_MAX,
+    AgentProof,
+    OwnerAnswer,
+    OwnerAnswers,
+)
 from holdfast.wire.wire_errors import ProofRefused
 from other_users import STRANGER, as_user, hide_owners
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from holdfast.wire.store_proof import OwnerQuery
 
 HELLO = bytes.fromhex("00 ce f7 85 3c")
 PATIENCE_S = 30
@@ -776,19 +788,68 @@ def is_served(client: socket.socket) -> bool:
         return False
 
 
-def prove(
-    server: TcpStoreServer, host: str, key: bytes = KEY, generation: int = GENERATION
-) -> bool:
-    """Attest a host as its agent does; return whether the store accepted the proof."""
-    proof = AgentProof(key, generation)
-    with connect(server, host) as agent:
-        agent.sendall(proof.start())
+class ScriptedAgent:
+    """Attests a host as its agent does, and gives the same answer to every query, or none."""
+
+    def __init__(
+        self,
+        server: TcpStoreServer,
+        host: str,
+        whose: int | None = OWN,
+        key: bytes = KEY,
+        generation: int = GENERATION,
+    ) -> None:
+        self._whose = whose
+        self.socket = connect(server, host)
+        self.queries: Queue[OwnerQuery] = Queue()
+        self.is_accepted = self._prove(AgentProof(key, generation))
+
+    def _prove(self, proof: AgentProof) -> bool:
+        self.socket.sendall(proof.start())
         try:
-            while not proof.done and (data := agent.recv(256)):
-                agent.sendall(proof.receive(data))
+            while not proof.done and (data := self.socket.recv(256)):
+                self.socket.sendall(proof.receive(data))
         except ProofRefused:
             return False
-    return proof.done
+        if proof.done:
+            self._answers = OwnerAnswers(proof.stream())
+            self.socket.sendall(self._answers.start())
+            self._thread = threading.Thread(target=self._serve)
+            self._thread.start()
+        return proof.done
+
+    def _serve(self) -> None:
+        with suppress(ConnectionResetError):
+            while data := self.socket.recv(4096):
+                for query in self._answers.receive(data):
+                    if self._whose is not None:
+                        self.answer(query, self._whose)
+                    self.queries.put(query)
+
+    def answer(self, query: OwnerQuery, whose: int) -> None:
+        self.socket.sendall(
+            self._answers.answer(OwnerAnswer(query.number, whose, whose and STRANGER))
+        )
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        if self.is_accepted:
+            self._thread.join(PATIENCE_S)
+        self.socket.close()
+
+
+@pytest.fixture
+def attest() -> Iterator[Callable[..., ScriptedAgent]]:
+    """A factory of agents, which stay connected."""
+    with ExitStack() as ends:
+
+        def make(*args: Any) -> ScriptedAgent:
+            agent = ScriptedAgent(*args)
+            ends.callback(agent.close)
+            return agent
+
+        yield make
 
 
 def is_cut_off(client: socket.socket, *pieces: bytes) -> bool:
@@ -809,7 +870,7 @@ def values(prefix: str) -> list[bytes]:
 
 
 def test_early_worker_is_held_until_its_agent_attests(
-    serve: Callable[..., TcpStoreServer], warned: list[str]
+    serve: Callable[..., TcpStoreServer], attest: Callable[..., ScriptedAgent], warned: list[str]
 ) -> None:
     server = serve("hosts")
     with connect(server, B) as early, connect(server, C) as stranger:
@@ -817,7 +878,7 @@ def test_early_worker_is_held_until_its_agent_attests(
             one.sendall(HELLO + PING)
         with connect(server, US) as own:
             assert is_served(own)
-        assert prove(server, B)
+        assert attest(server, B).is_accepted
         assert early.recv(4) == PONG
         with connect(server, B) as late:
             assert is_served(late)
@@ -831,12 +892,15 @@ def test_early_worker_is_held_until_its_agent_attests(
     ("key", "generation"), [(bytes(32), GENERATION), (KEY, GENERATION - 1), (b"", GENERATION)]
 )
 def test_proof_for_another_generation_is_refused(
-    serve: Callable[..., TcpStoreServer], key: bytes, generation: int
+    serve: Callable[..., TcpStoreServer],
+    attest: Callable[..., ScriptedAgent],
+    key: bytes,
+    generation: int,
 ) -> None:
     server = serve("hosts")
     with connect(server, B) as held:
         held.sendall(HELLO + PING)
-        assert not prove(server, B, key, generation)
+        assert not attest(server, B, OWN, key, generation).is_accepted
         with connect(server, US) as own:
             assert is_served(own)
         held.settimeout(0)
@@ -857,6 +921,141 @@ def test_host_without_attestation_in_time_is_refused_and_named_once(
     assert "store=open" in line
 
 
+@pytest.mark.parametrize(
+    ("answer", "names"),
+    [
+        (OTHER, f"uid {STRANGER}"),
+        (NOT_FOUND, "store=private"),
+        (NOT_FOUND, "store=open"),
+        (NOT_REPORTED, "store=open"),
+    ],
+)
+def test_connection_of_another_user_or_an_unknown_one_is_refused(
+    serve: Callable[..., TcpStoreServer],
+    attest: Callable[..., ScriptedAgent],
+    warned: list[str],
+    answer: int,
+    names: str,
+) -> None:
+    server = serve("hosts")
+    with connect(server, B) as early:
+        early.sendall(HELLO + PING)
+        agent = attest(server, B, answer)
+        assert early.recv(1) == b""
+        query = agent.queries.get(timeout=PATIENCE_S)
+        assert (query.host, query.port) == (bytes([127, 0, 0, 2]), early.getsockname()[1])
+    for _ in range(2):
+        with connect(server, B) as late:
+            assert not is_served(late)
+    (line,) = warned
+    assert names in line
+
+
+def test_one_of_several_agents_of_a_host_must_own_a_connection(
+    serve: Callable[..., TcpStoreServer],
+    attest: Callable[..., ScriptedAgent],
+    warned: list[str],
+) -> None:
+    server = serve("hosts")
+    silent = attest(server, B, None)
+    other, missing = attest(server, B, OTHER), attest(server, B, NOT_FOUND)
+    with connect(server, B) as client:
+        client.sendall(HELLO + PING)
+        for agent in (other, missing):
+            agent.queries.get(timeout=PATIENCE_S)
+        silent.answer(silent.queries.get(timeout=PATIENCE_S), OWN)
+        assert client.recv(4) == PONG
+    with connect(server, B) as client:
+        client.sendall(HELLO + PING)
+        for agent in (other, missing, silent):
+            agent.queries.get(timeout=PATIENCE_S)
+        silent.close()  # The others have refused it.
+        assert not is_served(client)
+    assert str(STRANGER) in warned[0]
+
+
+def test_connection_waits_while_the_agent_connects_again(
+    serve: Callable[..., TcpStoreServer],
+    attest: Callable[..., ScriptedAgent],
+    warned: list[str],
+) -> None:
+    server = serve("hosts")
+    first = attest(server, B, None)
+    with connect(server, B) as client:
+        client.sendall(HELLO + PING)
+        first.queries.get(timeout=PATIENCE_S)
+        first.close()
+        attest(server, B)
+        assert client.recv(4) == PONG
+    assert warned == []
+
+
+def test_queries_to_an_unresponsive_agent_are_limited(
+    serve: Callable[..., TcpStoreServer],
+    attest: Callable[..., ScriptedAgent],
+    warned: list[str],
+) -> None:
+    server = serve("hosts")
+    agent = attest(server, B, None)
+    with ExitStack() as ends:
+        clients = [ends.enter_context(connect(server, B)) for _ in range(QUERIES_MAX + 40)]
+        for one in clients:
+            one.sendall(HELLO + PING)
+        queries = [agent.queries.get(timeout=PATIENCE_S) for _ in range(QUERIES_MAX)]
+        assert server._loop is not None
+        state = next(one.agent for one in server._loop.connections.values() if one.agent)
+        assert not state.queries.has_room
+        with connect(server, US) as own:
+            assert is_served(own)
+        clients[-1].close()  # Its query was not sent, and is dropped.
+        while server.clients > len(clients):
+            with connect(server, US) as own:
+                assert is_served(own)
+        assert agent.queries.empty()
+        for query in queries:
+            agent.answer(query, OWN)
+        for _ in clients[QUERIES_MAX:-1]:
+            agent.answer(agent.queries.get(timeout=PATIENCE_S), OWN)
+        for one in clients[:-1]:
+            assert one.recv(4) == PONG
+
+
+def test_unresponsive_agent_is_named(
+    serve: Callable[..., TcpStoreServer],
+    attest: Callable[..., ScriptedAgent],
+    warned: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop_module, "HELD_S", 0.05)
+    server = serve("hosts")
+    attest(server, B, None)
+    with connect(server, B) as client:
+        assert not is_served(client)
+    assert "agent did not respond" in warned[0]
+
+
+@pytest.mark.parametrize("sent", [b"\0" * 64, "an answer without a query", "half an answer"])
+def test_agent_that_violates_the_protocol_is_disconnected(
+    serve: Callable[..., TcpStoreServer],
+    attest: Callable[..., ScriptedAgent],
+    warned: list[str],
+    sent: bytes | str,
+) -> None:
+    server = serve("hosts")
+    agent = attest(server, B)
+    stream = agent._answers._stream
+    if sent == "half an answer":
+        sent = stream.seal(bytes(5))
+    elif isinstance(sent, str):
+        sent = agent._answers.answer(OwnerAnswer(7, OWN))
+    agent.socket.sendall(sent)
+    agent._thread.join(PATIENCE_S)
+    assert not agent._thread.is_alive()
+    with connect(server, US) as own:
+        assert is_served(own)
+    assert B in warned[0]
+
+
 @pytest.mark.parametrize("mode", ["hosts", "private"])
 def test_store_without_a_key_serves_only_its_own_host(
     serve: Callable[..., TcpStoreServer], warned: list[str], mode: str
@@ -868,13 +1067,13 @@ def test_store_without_a_key_serves_only_its_own_host(
 
 
 def test_open_store_serves_every_host_and_accepts_attestations(
-    serve: Callable[..., TcpStoreServer], warned: list[str]
+    serve: Callable[..., TcpStoreServer], attest: Callable[..., ScriptedAgent], warned: list[str]
 ) -> None:
     server = serve("open")
     with connect(server, B) as early, connect(server, C) as stranger:
         assert is_served(early)
         assert is_served(stranger)
-        assert prove(server, B)
+        assert attest(server, B).is_accepted
         assert server._loop is not None
         clients = server._loop.connections.values()
         whose = {one.host_name: one.share.whose for one in clients if one.share is not None}
@@ -915,12 +1114,15 @@ def test_incomplete_requests_count_against_a_share(
 
 
 def test_attested_host_cannot_fill_the_store_alone(
-    serve: Callable[..., TcpStoreServer], warned: list[str], monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., TcpStoreServer],
+    attest: Callable[..., ScriptedAgent],
+    warned: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module in (host_admission, loop_module):
         monkeypatch.setattr(module, "BYTES_MAX", 4 << 20)
     server = serve("hosts")
-    assert prove(server, B)
+    assert attest(server, B).is_accepted
     with connect(server, B) as greedy:
         assert is_served(greedy)
         assert is_cut_off(greedy, *values(B))
@@ -931,6 +1133,7 @@ def test_attested_host_cannot_fill_the_store_alone(
 @pytest.mark.parametrize("speaks", [True, False])
 def test_host_with_many_connections_does_not_block_others(
     serve: Callable[..., TcpStoreServer],
+    attest: Callable[..., ScriptedAgent],
     warned: list[str],
     monkeypatch: pytest.MonkeyPatch,
     speaks: bool,
@@ -945,7 +1148,7 @@ def test_host_with_many_connections_does_not_block_others(
             one = ends.enter_context(connect(server, C))
             if speaks:
                 one.sendall(HELLO)
-        assert prove(server, B)
+        assert attest(server, B).is_accepted
         assert waits.recv(4) == PONG
 
 
@@ -974,9 +1177,70 @@ def ended(one: HostAttestation) -> None:
     assert not one._connections
 
 
-def test_attestation_is_retried_until_the_store_listens(
-    serve: Callable[..., TcpStoreServer], warned: list[str]
+@pytest.fixture
+def _remote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let stores treat all connections as those of other hosts."""
+    monkeypatch.setattr(loop_module, "user_of", lambda _: None)
+    monkeypatch.setattr(attestation, "PAUSE_S", (0.01, 0.01))
+
+
+@pytest.fixture
+def attested(_remote: None, request: pytest.FixtureRequest) -> Iterator[TcpStoreServer]:
+    """A store to which an agent attests this host, at 127.0.0.1 or the parameter."""
+    with TcpStoreServer(listener(), None, HostAccess("hosts", KEY, GENERATION)) as server:
+        server.start()
+        host = getattr(request, "param", US)
+        agent = HostAttestation(host, server.port, KEY, GENERATION)
+        agent.start()
+        yield server
+        agent.cancel()
+        ended(agent)
+
+
+@pytest.mark.parametrize(
+    ("attested", "host"), [(US, US), ("::1", "::1")], indirect=["attested"], ids=["IPv4", "IPv6"]
+)
+def test_agent_distinguishes_the_users_of_its_host(
+    attested: TcpStoreServer, host: str, warned: list[str]
 ) -> None:
+    def use() -> str:
+        with socket.create_connection((host, attested.port), PATIENCE_S) as client:
+            return "served" if is_served(client) else "refused"
+
+    assert use() == "served"
+    assert as_user(STRANGER, use) == "refused"
+    (line,) = warned
+    assert str(STRANGER) in line
+
+
+@pytest.fixture
+def _no_owners(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_owners(monkeypatch)
+
+
+@pytest.mark.usefixtures("_no_owners")
+def test_agent_whose_kernel_does_not_report_users_says_so(
+    warned: list[str], attested: TcpStoreServer
+) -> None:
+    with connect(attested, US) as own:
+        assert not is_served(own)
+    assert sum("the store will refuse" in line for line in warned) == 1
+    assert all("store=open" in line for line in warned)
+
+
+def test_agent_attests_again_after_its_connection_broke(
+    attested: TcpStoreServer, warned: list[str]
+) -> None:
+    for _ in range(3):
+        with connect(attested, US) as own:
+            assert is_served(own)
+        (agent,) = (one for one in loop_of(attested).connections.values() if one.agent)
+        agent.socket.shutdown(socket.SHUT_RDWR)
+    assert warned == []
+
+
+@pytest.mark.usefixtures("_remote")
+def test_attestation_is_retried_until_the_store_listens(warned: list[str]) -> None:
     with socket.socket(socket.AF_INET6) as held:
         held.bind(("::", 0))
         word = HostAttestation(US, held.getsockname()[1], KEY, GENERATION)
@@ -986,8 +1250,10 @@ def test_attestation_is_retried_until_the_store_listens(
         peer.close()  # Like a store that is being replaced.
         server = TcpStoreServer(held, None, HostAccess("hosts", KEY, GENERATION))
         server.start()
+        with connect(server, US) as worker:
+            assert is_served(worker)
+        word.cancel()
         ended(word)
-        assert word._succeeded
         server.close()
     assert warned == []
 

@@ -1,41 +1,51 @@
-"""Proves to the workers' store on another node that this host belongs to the job.
+"""Proves to the workers' store on another node that this host belongs to the job, and whose its connections are.
 
 The store identifies another host by its address. If the store's name has several addresses, workers may
 use any of them and connect from different addresses of this host, so the agent attests over all of them. If
 the store is not ready or is busy, the agent retries: without an attestation the store refuses the workers of
 this host.
+
+Other users of this host can connect to the store too. So the connection stays open, and for each new connection from
+this host the store asks the agent who owns it. The agent asks the kernel.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.net.addresses import check_not_itself
+from holdfast.net.addresses import as_ipv4_if_mapped, check_not_itself, keep_alive
+from holdfast.net.listening import raise_descriptor_limit
+from holdfast.net.peer_user import NO_OWNER, NOT_REPORTED, UNKNOWN, is_local_user, owner_at
 from holdfast.store.tcp.store_connector import StoreConnector, problem_text
-from holdfast.wire.store_proof import ATTEST
-from holdfast.wire.wire_errors import ProofRefused
+from holdfast.wire import store_proof
+from holdfast.wire.store_proof import ATTEST, OwnerAnswer, OwnerAnswers
+from holdfast.wire.wire_errors import WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from typing import Any
 
     from holdfast.net.addresses import Address
+    from holdfast.wire.store_proof import OwnerQuery
 
 ATTEST_S = 60.0
-"""The limit for all attempts together."""
+"""The limit for all attempts together; after a success, for each attempt to connect again."""
 PAUSE_S = (0.05, 1.0)  # The first and the longest pause between two attempts.
 ADDRESSES_MAX = 8
-RECEIVE_BYTES = 256
+RECEIVE_BYTES = 16 * 1024
 # This host has no route to the address: retrying does not help.
 _NO_ROUTE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
 
 
 class HostAttestation:
-    """Attests this host at the store of one generation, from `start` until success or `cancel`.
+    """Attests this host at the store of one generation, and answers its queries, from `start` until `cancel`.
 
     It logs a failure once, as a warning; with `optional`, for a store that serves every host, as a debug message.
     """
@@ -51,6 +61,7 @@ class HostAttestation:
         self._left = 0  # Addresses that are being tried.
         self._problems: list[str] = []
         self._succeeded = False
+        self._reported = False
 
     def start(self) -> None:
         """Begin, in a daemon thread."""
@@ -82,41 +93,63 @@ class HostAttestation:
         self._retry_at(addresses[0], deadline)
 
     def _retry_at(self, address: Address, deadline: float) -> None:
+        """Attest over one address. If that succeeds, do so again whenever the connection breaks."""
         pause_s, pause_s_max = PAUSE_S
-        while True:
+        has_attested = False
+        while not self._cancelled.is_set():
             try:
-                self._attest(address, deadline)
-            except (OSError, ProofRefused) as error:
+                with self._connector.socket_for(address) as connection, self._listed(connection):
+                    answers = self._attest(connection, address, deadline)
+                    if not has_attested:
+                        self._finish("")
+                    has_attested, pause_s = True, pause_s_max
+                    self._answer(connection, answers)
+            except (OSError, WireError) as error:
                 no_route = isinstance(error, OSError) and error.errno in _NO_ROUTE
-                if no_route or time.monotonic() + pause_s >= deadline:
+                if has_attested:
+                    deadline = time.monotonic() + pause_s + ATTEST_S
+                elif no_route or time.monotonic() + pause_s >= deadline:
                     self._finish(problem_text(error))
                     return
-                if self._cancelled.wait(pause_s):
-                    return
-                pause_s = min(2 * pause_s, pause_s_max)
-            else:
-                self._finish("")
+            if self._cancelled.wait(pause_s):
                 return
+            pause_s = min(2 * pause_s, pause_s_max)
 
-    def _attest(self, address: Address, deadline: float) -> None:
-        proof = self._connector.proof()
-        with self._connector.socket_for(address) as connection:
+    @contextmanager
+    def _listed(self, connection: socket.socket) -> Iterator[None]:
+        """Let `cancel` shut a connection down."""
+        with self._lock:
+            self._connections.add(connection)
+        try:
+            yield
+        finally:
             with self._lock:
-                self._connections.add(connection)
-            try:
-                _limit(connection, deadline)
-                connection.connect(address.sockaddr)
-                check_not_itself(connection)
-                connection.sendall(proof.start())
-                while not proof.done:
-                    _limit(connection, deadline)
-                    data = connection.recv(RECEIVE_BYTES)
-                    if not data:
-                        raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
-                    connection.sendall(proof.receive(data))
-            finally:
-                with self._lock:
-                    self._connections.discard(connection)
+                self._connections.discard(connection)
+
+    def _attest(self, connection: socket.socket, address: Address, deadline: float) -> OwnerAnswers:
+        proof = self._connector.proof()
+        _limit(connection, deadline)
+        connection.connect(address.sockaddr)
+        check_not_itself(connection)
+        if self._cancelled.is_set():  # `cancel` may not have found it connected.
+            raise OSError(errno.ECANCELED, "cancelled")
+        keep_alive(connection)
+        connection.sendall(proof.start())
+        while not proof.done:
+            _limit(connection, deadline)
+            connection.sendall(proof.receive(_receive(connection)))
+        return OwnerAnswers(proof.stream())
+
+    def _answer(self, connection: socket.socket, answers: OwnerAnswers) -> None:
+        """Answer the store's queries until the connection breaks."""
+        family, remote = connection.family, connection.getpeername()
+        if _owner_at(family, connection.getsockname(), remote) != os.geteuid():
+            self._report(NOT_REPORTED)
+        connection.settimeout(None)
+        connection.sendall(answers.start())
+        while True:
+            for query in answers.receive(_receive(connection)):
+                connection.sendall(answers.answer(_whose(query, remote)))
 
     def _finish(self, problem: str) -> None:
         """Record the outcome of one address; if it is the last and all failed, report the failure."""
@@ -129,14 +162,46 @@ class HostAttestation:
             self._report(self._problems[0])
 
     def _report(self, problem: str) -> None:
-        if self._cancelled.is_set():
+        if self._cancelled.is_set() or self._reported:
             return
+        self._reported = True
         report = console.debug if self._optional else console.warning
         report(
             f"cannot attest this host to {self._connector.store}: {problem}; the store will refuse this "
-            "host's workers"
+            "host's workers (--rdzv-conf store=open serves every host)"
         )
 
 
 def _limit(connection: socket.socket, deadline: float) -> None:
     connection.settimeout(max(0.001, deadline - time.monotonic()))
+
+
+def _receive(connection: socket.socket) -> bytes:
+    data = connection.recv(RECEIVE_BYTES)
+    if not data:
+        raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
+    return data
+
+
+def _whose(query: OwnerQuery, store: tuple[Any, ...]) -> OwnerAnswer:
+    """Return whose a connection from this host to the store is."""
+    family = socket.AF_INET if len(query.host) == 4 else socket.AF_INET6
+    try:
+        here = socket.inet_ntop(family, query.host)
+        user = _owner_at(family, (here, query.port), (as_ipv4_if_mapped(store[0]), store[1]))
+    except OSError:  # The addresses are of different families.
+        user = NO_OWNER
+    if is_local_user(user):
+        return OwnerAnswer(query.number, store_proof.OWN)
+    if user == NO_OWNER:
+        return OwnerAnswer(query.number, store_proof.NOT_FOUND)
+    if user == UNKNOWN:
+        return OwnerAnswer(query.number, store_proof.NOT_REPORTED)
+    return OwnerAnswer(query.number, store_proof.OTHER, user)
+
+
+def _owner_at(family: int, local: tuple[Any, ...], remote: tuple[Any, ...]) -> int:
+    user = owner_at(family, local, remote)
+    if user == UNKNOWN and raise_descriptor_limit():  # No descriptor may have been free.
+        user = owner_at(family, local, remote)
+    return user

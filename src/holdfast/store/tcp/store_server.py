@@ -27,6 +27,7 @@ from holdfast.store.tcp.embedded import PRIVATE
 from holdfast.store.tcp.host_admission import HELD_PART, HELD_S, HostAdmission
 from holdfast.store.tcp.tcp_protocol import GET, QUEUE_POP, WAIT, Requests
 from holdfast.wire import store_proof
+from holdfast.wire.store_proof import OwnerAnswer, OwnerQueries
 from holdfast.wire.wire_errors import ProofRefused, WireError
 
 if TYPE_CHECKING:
@@ -185,8 +186,9 @@ class StoreConnection:
     """One client: its socket, its incomplete request, and the responses that it has not read yet."""
 
     __slots__ = (
-        "address", "descriptor", "greet", "host", "is_idle", "number", "proof", "receive",
-        "requests", "send", "share", "socket", "stream", "unfinished", "unsent",
+        "address", "agent", "asked", "descriptor", "greet", "host", "is_idle", "number", "proof",
+        "receive", "requests", "send", "share", "socket", "stream", "unfinished", "unsent",
+        "verdict",
     )  # fmt: skip
 
     def __init__(self, number: int, peer: socket.socket, address: object) -> None:
@@ -198,6 +200,12 @@ class StoreConnection:
         self.proof: store_proof.StoreProof | None = None
         self.stream: store_proof.SealedStream | None = None
         """Opens and seals the frames, if an agent forwards a worker's traffic over this connection."""
+        self.agent: _Agent | None = None
+        """The agent at the other end, which attests its host."""
+        self.asked: dict[StoreConnection, None] | None = None
+        """The agents that have not answered yet whose connection this is; None if none was asked."""
+        self.verdict = _NO_VERDICT
+        """The answer that counts if no other agent answers `OWN`."""
         self.number = number
         self.socket = peer
         self.descriptor = peer.fileno()
@@ -229,6 +237,34 @@ class StoreConnection:
         return "a client"
 
 
+class _Agent:
+    """The agent at the other end of a connection: its host's connections that it identifies."""
+
+    __slots__ = ("queries", "waiting")
+
+    def __init__(self, stream: store_proof.SealedStream) -> None:
+        self.queries = OwnerQueries(stream)
+        self.waiting: dict[StoreConnection, None] = {}
+        """Connections to ask for once it has answered others."""
+
+
+_NO_VERDICT = OwnerAnswer(0, 0)
+_WHY = {
+    0: (
+        "no agent of this job attested its host",
+        "--rdzv-conf store=private lets agents forward, store=open serves every host",
+    ),
+    store_proof.NOT_FOUND: (
+        "its host's agent does not find it: its address may be translated on the way",
+        "--rdzv-conf store=private lets agents forward, store=open serves every host",
+    ),
+    store_proof.NOT_REPORTED: (
+        "its host's kernel does not report who owns it",
+        "--rdzv-conf store=open serves every host",
+    ),
+}
+"""Why a connection from another host is refused, and the remedy."""
+
 _GONE = (errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.EINTR)
 _IN, _OUT, _CLOSED_ONLY = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
 
@@ -253,8 +289,10 @@ class ServingLoop:
         self._wake = wake
         self._space = KeySpace(BYTES_MAX)
         self._half_open = HalfOpen(HALF_OPEN_MAX, HALF_OPEN_MIN_S)
-        # Connections of hosts that are not attested yet; they are not read.
+        # Connections of other hosts, until an agent attests the host and knows their user; they are not read.
         self._held = HalfOpen(0)
+        # The connections of agents that answer queries, by host.
+        self._agents: dict[bytes, dict[StoreConnection, None]] = {}
         # Connections from other hosts, by host.
         self._remote: dict[bytes, dict[StoreConnection, None]] = {}
         # Connections that yielded with requests left.
@@ -446,7 +484,8 @@ class ServingLoop:
         self._buffer(connection, -sent)
         if not unsent:
             self._epoll.modify(connection.descriptor, _IN)
-            self._again[connection] = None  # It may have sent requests meanwhile.
+            if connection.greet is None:
+                self._again[connection] = None  # It may have sent requests meanwhile.
 
     def _buffer(self, connection: StoreConnection, more: int) -> None:
         """Count the buffered bytes; above the limit, disconnect the client with the most."""
@@ -491,12 +530,17 @@ class ServingLoop:
             del self._remote[connection.host][connection]
             if not self._remote[connection.host]:
                 del self._remote[connection.host]
+        for agent in connection.asked or ():
+            if agent.agent is not None:
+                agent.agent.waiting.pop(connection, None)
         self._again.pop(connection, None)
         self._buffered_bytes -= connection.buffered_bytes()
         self._move_to_share(connection, None)
         # Otherwise a copy in a child that is being forked would keep it registered.
         self._epoll.unregister(connection.descriptor)
         _shut_down(connection.socket)
+        if connection.agent is not None:
+            self._forget_agent(connection)
 
     # Admission
 
@@ -513,16 +557,17 @@ class ServingLoop:
             self._drop(connection)
         elif first[0] == tcp_protocol.PROOF:
             self._start_proof(connection)
-        elif not connection.host or self._admission.is_served(connection.host):
+        elif not connection.host or self._admission.serves_every_host:
             connection.greet = None
             self._on_ready(connection)
-        elif self._admission.may_be_attested():
-            self._pause_reading(connection)
+        elif self._admission.serves_attested_hosts:
+            self._hold(connection)
+            self._ask(connection, list(self._agents.get(connection.host, ())))
         else:
             self._refuse(connection)
 
-    def _pause_reading(self, connection: StoreConnection) -> None:
-        """Do not read from a connection until an agent attests its host."""
+    def _hold(self, connection: StoreConnection) -> None:
+        """Do not read from a connection until an agent on its host says that it belongs to the job's user."""
         self._half_open.remove(connection)
         self._resume_accepting()
         if not self._held.since:
@@ -537,13 +582,19 @@ class ServingLoop:
 
     def _refuse(self, connection: StoreConnection) -> None:
         assert self._admission is not None
-        if not self._admission.is_reported(connection.host):
-            if self._admission.access.mode == PRIVATE:
-                why = "it is not an agent of this job (store=private)"
-            else:
-                why = "no agent of this job attested its host"
+        verdict = connection.verdict
+        if verdict.whose == store_proof.OTHER:
+            why, hint = f"it belongs to another user of that host (uid {verdict.user})", ""
+        elif self._admission.access.mode == PRIVATE:
+            why = "it is not an agent of this job (store=private)"
             hint = "--rdzv-conf store=open serves every host"
-            self._warn(f"workers' store: refused {connection}: {why} ({hint})")
+        elif connection.asked:
+            why, hint = f"its host's agent did not respond within {HELD_S:g} s", ""
+        else:
+            why, hint = _WHY[verdict.whose]
+        if not self._admission.is_reported(connection.host, why):
+            text = f"workers' store: refused {connection}: {why}"
+            self._warn(f"{text} ({hint})" if hint else text)
         self._drop(connection)
 
     def _start_proof(self, connection: StoreConnection) -> None:
@@ -576,20 +627,23 @@ class ServingLoop:
             self._drop(connection)
             return
         if connection.proof.done and connection.host:
-            self._serve_host(connection)
+            self._add_host(connection)
         if reply:
             self._send(connection, reply)
         if connection.proof.done:
             self._complete_proof(connection, connection.proof)
 
     def _complete_proof(self, connection: StoreConnection, proof: store_proof.StoreProof) -> None:
-        """Close the connection of an agent that attested; with `store=private` it now carries a worker's traffic."""
-        assert self._admission is not None
-        if self._admission.access.mode != PRIVATE:
-            self._drop(connection)
+        """Receive the agent's answers from now on; with `store=private`, a worker's traffic."""
+        if connection.number not in self.connections:
             return
         stream, receive = proof.stream(), connection.receive
         connection.proof, connection.greet = None, None
+        if proof.purpose == store_proof.ATTEST:
+            connection.agent, connection.greet = _Agent(stream), self._receive_answers
+            self._half_open.remove(connection)
+            self._resume_accepting()
+            return
 
         def receive_sealed(count: int, flags: int = 0) -> bytes:
             data = receive(count, flags)
@@ -604,17 +658,12 @@ class ServingLoop:
 
         connection.stream, connection.receive = stream, receive_sealed
 
-    def _serve_host(self, agent: StoreConnection) -> None:
-        """Serve the host of an agent from now on, including its held connections."""
+    def _add_host(self, agent: StoreConnection) -> None:
+        """Count the connections from an agent's host against the host's own share."""
         assert self._admission is not None
-        share = self._admission.attest(agent.host, agent.host_name)
-        now = time.monotonic()
+        share = self._admission.add(agent.host, agent.host_name)
         for mate in self._remote[agent.host]:
             self._move_to_share(mate, share)
-            if self._held.remove(mate):
-                mate.greet = None
-                self._half_open.add(mate, mate.host_name, now)
-                self._epoll.modify(mate.descriptor, _IN)
 
     def _move_to_share(self, connection: StoreConnection, share: ClientShare | None) -> None:
         """Move a connection, and the bytes buffered for it, to another share."""
@@ -623,6 +672,101 @@ class ServingLoop:
                 one.connections += sign
                 one.buffered += sign * connection.buffered_bytes()
         connection.share = share
+
+    # The users of connections from other hosts
+
+    def _receive_answers(self, connection: StoreConnection) -> None:
+        """Process an agent's answers."""
+        assert connection.agent is not None
+        queries = connection.agent.queries
+        try:
+            data = connection.receive(RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(connection)
+            return
+        was_ready = queries.is_ready
+        try:
+            answers = queries.receive(data)
+        except WireError as error:
+            self._warn(f"workers' store: disconnected {connection}: {error}")
+            self._drop(connection)
+            return
+        if queries.is_ready and not was_ready and connection.host:
+            self._add_agent(connection)
+        for answer in answers:
+            self._on_answer(connection, answer)
+
+    def _add_agent(self, agent: StoreConnection) -> None:
+        """Ask an agent for the users of its host's connections from now on, and of those that are held."""
+        self._agents.setdefault(agent.host, {})[agent] = None
+        now = time.monotonic()
+        for mate in list(self._remote[agent.host]):
+            if mate not in self._held.since:
+                continue
+            if mate.asked is None:  # The limit for the answer begins now.
+                self._held.remove(mate)
+                self._held.add(mate, mate.host_name, now)
+            self._ask(mate, [agent])
+
+    def _ask(self, connection: StoreConnection, agents: list[StoreConnection]) -> None:
+        """Ask agents on a connection's host whose it is."""
+        for agent in agents:
+            if agent.agent is None or connection.number not in self.connections:
+                continue
+            connection.asked = connection.asked or {}
+            connection.asked[agent] = None
+            agent.agent.waiting[connection] = None
+            self._send_queries(agent, agent.agent)
+
+    def _send_queries(self, connection: StoreConnection, agent: _Agent) -> None:
+        while agent.waiting and agent.queries.has_room and connection.number in self.connections:
+            asked = next(iter(agent.waiting))
+            del agent.waiting[asked]
+            port = asked.address[1] if isinstance(asked.address, tuple) else 0
+            self._send(connection, agent.queries.query(asked.number, asked.host, port))
+
+    def _on_answer(self, agent: StoreConnection, answer: OwnerAnswer) -> None:
+        if agent.agent is not None:
+            self._send_queries(agent, agent.agent)
+        connection = self.connections.get(answer.number)
+        if connection is None or connection.asked is None or agent not in connection.asked:
+            return
+        if answer.whose == store_proof.OWN:
+            self._serve_held(connection)
+            return
+        connection.verdict = max(connection.verdict, answer, key=lambda one: one.whose)
+        self._end_question(connection, agent)
+
+    def _end_question(self, connection: StoreConnection, agent: StoreConnection) -> None:
+        """Stop waiting for an agent's answer. After the last one, refuse the connection, unless none answered."""
+        assert connection.asked is not None
+        del connection.asked[agent]
+        if not connection.asked and connection.verdict.whose:
+            self._refuse(connection)
+
+    def _forget_agent(self, agent: StoreConnection) -> None:
+        """Ask an agent no more, because its connection has closed."""
+        agents = self._agents.get(agent.host, {})
+        agents.pop(agent, None)
+        if not agents:
+            self._agents.pop(agent.host, None)
+        for mate in list(self._remote.get(agent.host, ())):
+            if mate.asked and agent in mate.asked:
+                self._end_question(mate, agent)
+
+    def _serve_held(self, connection: StoreConnection) -> None:
+        """Serve a connection that belongs to the job's user."""
+        for agent in connection.asked or ():
+            if agent.agent is not None:
+                agent.agent.waiting.pop(connection, None)
+        connection.asked, connection.greet = None, None
+        self._held.remove(connection)
+        self._half_open.add(connection, connection.host_name, time.monotonic())
+        self._epoll.modify(connection.descriptor, _IN)
 
     # All connections
 
