@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.net import addresses, listening
 from holdfast.net.half_open import HalfOpen
-from holdfast.net.peer_user import user_of
+from holdfast.net.peer_user import is_own_user, user_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,8 +158,9 @@ class Acceptor:
             return
         is_local = addresses.is_loopback(address) or address == here
         user = user_of(connection) if is_local else None
+        stranger = None if is_own_user(user) else user
         silent = _is_silent(connection)
-        if silent and half_open.rejects(address, user):
+        if silent and half_open.rejects(address, stranger):
             connection.close()  # Cheap, since a flood may open thousands per second.
             return
         if half_open.is_full:
@@ -169,7 +170,7 @@ class Acceptor:
         peer = self._make_peer(address, here)
         if self._checks_user:
             peer.user = user if is_local else user_of(connection)
-        half_open.add(peer, address, now, silent=silent, user=user)
+        half_open.add(peer, address, now, silent=silent, user=stranger)
         task = self.spawn(self._connect(peer, connection))
         task.add_done_callback(partial(_close_if_cancelled, connection))
 

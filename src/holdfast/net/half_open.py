@@ -58,7 +58,7 @@ class HalfOpen:
         silent: bool = True,
         user: int | None = None,
     ) -> None:
-        """Add a connection; `user` is the user at its other end, if that is on this host."""
+        """Add a connection; `user` is the user at its other end, if that is another user of this host."""
         network = _origin(address, user)
         group = self._groups.get(network)
         if group is None:
@@ -109,7 +109,7 @@ class _Group:
 
 
 def _origin(address: str, user: int | None) -> str:
-    """Return the key of a group: the network or, within this host, the user, who can connect from many addresses."""
+    """Return the key of a group: the network, or another user of this host, who can connect from many addresses."""
     return network_of(address) if user is None else f"user {user}"
 
 
