@@ -7,6 +7,9 @@ import hashlib
 import re
 from html.parser import HTMLParser
 
+import pytest
+
+from holdfast.views.report import plots
 from holdfast.views.report.html import render
 from holdfast.views.report.model import describe
 from timelines import Timeline, one_restart
@@ -94,6 +97,18 @@ def test_untrusted_text_is_escaped() -> None:
     assert "<img" not in page
     assert page.isascii() or all(one.isprintable() or one in "\n\t" for one in page)
     page.encode()
+
+
+@pytest.mark.parametrize("seconds", [0.0013, 0.04, 0.7, 12.0, 90.0, 3700.0, 1e5, 1e6, 1e8])
+def test_labels_of_a_time_axis_differ(seconds: float) -> None:
+    labels = [label for _, label in plots.time_ticks(seconds)]
+    assert len({*labels}) == len(labels) >= 2
+
+
+def test_timeline_explains_the_bars_of_nodes() -> None:
+    page = page_of(one_restart())
+    legend = page.partition('id="scroll"')[2].partition('class="legend"')[2].partition("</div>")[0]
+    assert all(f'class="key {name}"' in legend for name in ("g0", "g1", "useful"))
 
 
 def test_every_outcome_has_a_page() -> None:

@@ -240,6 +240,13 @@ def _timeline(report: Report) -> str:
     legend = "".join(
         f'<span><span class="key {kind}"></span>{kind}</span>' for kind in MEANINGS if kind in used
     )
+    if report.node_spans:
+        legend += (
+            '<span><span class="key g0"></span><span class="key g1"></span>'
+            "the workers of a node, in alternating colours for each generation</span>"
+        )
+    if any(node.state == "lost" for node in lanes):
+        legend += '<span><span class="lost">&times;</span>the node was lost</span>'
     hidden = len(report.nodes) - len(lanes)
     more = f'<p class="about">{hidden} more nodes are not drawn.</p>' if hidden else ""
     return (

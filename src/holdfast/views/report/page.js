@@ -18,7 +18,7 @@
     const s = Math.round(seconds);
     if (s < 60) return s + " s";
     const parts = [[Math.floor(s / 86400), " d"], [Math.floor(s / 3600) % 24, " h"], [Math.floor(s / 60) % 60, " min"], [s % 60, " s"]];
-    return parts.filter(([count]) => count).slice(0, 2).map(([count, unit]) => count + unit).join(" ");
+    return parts.filter(([count]) => count).map(([count, unit]) => count + unit).join(" ");
   }
 
   function drawTicks() {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,8 @@ TIME_STEPS = (
 def duration(seconds: float, step: float = 0.0) -> str:
     """Return a time for people: `24 ms`, `12.5 s`, `3 min 20 s`, `2 h 5 min`."""
     if seconds < 60 and step:
-        return f"{seconds:.{0 if step >= 1 else 1 if step >= 0.1 else 2}f} s"
+        digits = max(0, math.ceil(-math.log10(step) - 1e-9))  # Labels of an axis must differ.
+        return f"{seconds:.{digits}f} s"
     if seconds < 0.0995:
         return f"{1000 * seconds:.{1 if 0 < seconds < 0.00995 else 0}f} ms" if seconds else "0 s"
     if seconds < 59.95:
