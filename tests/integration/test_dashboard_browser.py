@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -59,7 +60,10 @@ def browser() -> Iterator[Browser]:
 @contextmanager
 def opened(browser: Browser, dashboard: Dashboard) -> Iterator[Page]:
     """Open the page and log in; fail if the page has an error, a blocked resource or injected code."""
-    context = browser.new_context(viewport={"width": 1240, "height": 860})
+    # A time zone that is not whole hours from UTC, where the marks of the time axis must be round too.
+    context = browser.new_context(
+        viewport={"width": 1240, "height": 860}, timezone_id="Asia/Kolkata"
+    )
     page = context.new_page()
     page.set_default_timeout(1000 * PATIENCE_S)
     problems: list[str] = []
@@ -154,9 +158,13 @@ def test_dashboard_views_and_actions_work(
             cluster.ranks(4)
             expect(row(page, "node-b")).to_have_count(0)
             expect(page.locator("#why")).to_contain_text("node-b")
+            page.keyboard.press("6")
+            failures = page.locator("#failure-list > details")
+            expect(failures).to_have_count(3)  # Not the requested restart, nor the drains.
+            expect(failures.first).to_contain_text("node-b")
+            page.keyboard.press("1")
             act(page, page.locator("#stop"), "seen enough")
-            expect(page.locator("#live")).to_have_text("no connection to the job")
-            assert page.locator("#why").text_content()
+            see_end(page, logs)
             agents = (cluster.agents[name] for name in ("node-a", "node-c"))
             assert {agent.end()[0] for agent in agents} == {143}
             page.click("#logout")
@@ -171,6 +179,16 @@ def see_overview(page: Page) -> None:
         expect(row(page, name)).to_contain_text("running")
         if name == "node-a":  # The others join in any order.
             expect(row(page, name)).to_contain_text(ranks)
+
+
+def see_end(page: Page, logs: Path) -> None:
+    expect(page.locator("#live")).to_have_text("ended")
+    expect(page.locator("#state")).to_have_text("stopped")
+    expect(page.locator("#why")).to_have_text(re.compile(r"seen enough · at \d\d:\d\d:\d\d$"))
+    expect(page.locator("#report")).to_have_text(f"Report: holdfast report {logs}")
+    expect(page.locator("#live")).to_have_text("ended")  # It stays, without the agents.
+    for name in ("Restart", "Stop", "Drain", "Undrain", "Take stacks"):
+        expect(page.locator("button:visible", has_text=name)).to_have_count(0)
 
 
 def look_at_timeline(page: Page, says: str, shots: Shots) -> None:
@@ -342,6 +360,14 @@ def served_page() -> Iterator[tuple[str, list[set[str]]]]:
         thread.join()
 
 
+TICKS = """async () => {
+    const { ticks, tickLabel } = await import("/timeline.js");
+    const at = (...parts) => new Date(2026, 10, ...parts).getTime() / 1000;
+    return [[at(19, 10, 59, 59, 850), 0.3, 0.1], [at(19, 21), 18001, 7200], [at(18, 13), 160000, 86400]]
+        .map(([from, span, step]) => ticks(from, from + span, step).map((one) => tickLabel(one, step)));
+}"""
+
+
 def test_read_only_page_has_no_buttons_on_a_phone(tmp_path: Path, browser: Browser) -> None:
     command = (sys.executable, large_dashboard.__file__, "64", "--read-only")
     with Dashboard(tmp_path, command=command) as dashboard, opened(browser, dashboard) as page:
@@ -353,3 +379,8 @@ def test_read_only_page_has_no_buttons_on_a_phone(tmp_path: Path, browser: Brows
             assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
         assert page.locator(".acting:visible").count() == 0
         assert page.locator("text=Drain").count() == 0
+        assert page.evaluate(TICKS) == [
+            ["10:59:59.90", "11:00:00.00", "11:00:00.10"],
+            ["22:00:00", "Nov 20", "02:00:00"],
+            ["Nov 19", "Nov 20"],
+        ]

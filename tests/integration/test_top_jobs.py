@@ -96,7 +96,8 @@ async def test_top_watches_and_steers_three_nodes(tmp_path: Path) -> None:
             codes = await asyncio.to_thread(team.codes)
             assert set(codes.values()) == {STOPPED}
             await until(pilot, lambda: job.problem)
-            assert "stop requested by" in (job.header.why if job.header.outcome else job.ended)
+            assert job.end is not None
+            assert (job.end.outcome, "stop requested by" in job.end.why) == ("stopped", True)
             await pilot.press("q")
         assert app.return_code == 0
 

@@ -23,10 +23,12 @@ import msgspec
 from holdfast.control.history import (
     Generation,
     GenerationEnd,
+    NodeEnd,
     RunEnd,
     end_of,
     goodput_of,
     is_charged,
+    job_end,
     merge,
     restart_stages,
     spans_of,
@@ -103,6 +105,15 @@ class JobHeader(msgspec.Struct, kw_only=True):
     rss_bytes: int = 0
 
 
+class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of the job."""
+
+    outcome: RunEnd
+    why: str
+    wall: float | None = None
+    """The time of day; None if no event shows it."""
+
+
 class RankRow(msgspec.Struct, kw_only=True):
     """One rank; changed in place."""
 
@@ -170,6 +181,7 @@ class GenerationRow(msgspec.Struct, kw_only=True):
     """On the viewer's clock."""
     ended_at: float | None = None
     ran_s: float | None = None
+    end: GenerationEnd = GenerationEnd.RUNNING
     is_over: bool = False
     is_charged: bool = False
     """Whether the restart after it counts against the budget."""
@@ -233,9 +245,13 @@ class LiveJob:
         """In the order of their ranks."""
         self.events: deque[EventRecord] = deque(maxlen=EVENTS_MAX)
         self.updated_at: float | None = None
-        self._job_ended = ""
-        self._run_ends: dict[str, str] = {}
+        self._job_ended: EventRecord | None = None
+        self._run_ends: dict[str, EventRecord] = {}
         """How each node's run ended. An empty key is an agent without a node name, which is the job's only agent."""
+        self._workers_failed: EventRecord | None = None
+        """The last failure of workers."""
+        self._broken: set[int] = set()
+        """The generations that a failure or a loss ended, according to the coordinator."""
         self._rank_rows: dict[tuple[str, int], RankRow] = {}
         self._samples: dict[tuple[str, int], _Samples] = {}
         self._parts: dict[int, dict[str, Generation]] = {}
@@ -290,11 +306,16 @@ class LiveJob:
         if event.kind is EventKind.WORKERS_FAILED and event.source not in self._failed:
             self._failed.append(event.source)
         match event.kind:
+            case EventKind.WORKERS_FAILED:
+                self._workers_failed = event
+            case EventKind.JOB_CHANGED if event.is_problem:
+                self._broken.add(event.generation)
+                self._generations = None
             case EventKind.JOB_ENDED:
-                self._job_ended, self._generations = event.text, None
+                self._job_ended, self._generations = event, None
             case EventKind.RUN_ENDED:
                 self._generations = None
-                self._run_ends[event.source] = event.text
+                self._run_ends[event.source] = event
             case EventKind.RUN_STARTED:
                 self._run_ends.pop(event.source, None)
 
@@ -317,9 +338,9 @@ class LiveJob:
     def generations(self) -> list[GenerationRow]:
         """The generations that are known, the newest first."""
         if self._generations is None:
-            merged = self._merged()
+            merged, end = self._merged(), self.end
             self._generations = [
-                self._generation_row(at, merged) for at in reversed(range(len(merged)))
+                self._generation_row(at, merged, end) for at in reversed(range(len(merged)))
             ]
         return self._generations
 
@@ -331,21 +352,28 @@ class LiveJob:
         return members[:HISTORY_NODES_MAX] + [one for one in rest if one.node in self._failed]
 
     @property
-    def ended(self) -> str:
-        """How the job ended, according to the coordinator or to all its nodes; empty if it runs."""
-        ends = self._run_ends
-        is_over = "" in ends or (bool(self.nodes) and all(one.node in ends for one in self.nodes))
-        return self._job_ended or ([*ends.values()][-1] if is_over else "")
+    def end(self) -> JobEnd | None:
+        """How the job ended, according to the coordinator or to all its nodes; None if it runs."""
+        header, ended, ends = self.header, self._job_ended, self._run_ends
+        if header.outcome or ended is not None:
+            return JobEnd(
+                outcome=_run_end(header.outcome or (ended.outcome if ended is not None else "")),
+                why=header.why if header.outcome or ended is None else ended.text,
+                wall=ended.wall if ended is not None else None,
+            )
+        if "" not in ends and not (self.nodes and all(one.node in ends for one in self.nodes)):
+            return None
+        last = max(ends.values(), key=lambda one: one.wall)
+        found = [
+            NodeEnd(_run_end(one.outcome), header.generation, one.wall) for one in ends.values()
+        ]
+        outcome = job_end(found, len(found))
+        cause = self._workers_failed if outcome is RunEnd.FAILED else None
+        return JobEnd(outcome=outcome, why=(cause or last).text, wall=last.wall)
 
     @property
     def is_over(self) -> bool:
-        return bool(self.header.outcome or self.ended)
-
-    @property
-    def _job_end(self) -> RunEnd:
-        if self.is_over:
-            return next((one for one in RunEnd if one == self.header.outcome), RunEnd.LOST)
-        return RunEnd.RUNNING
+        return self.end is not None
 
     @property
     def spans(self) -> list[Span]:
@@ -488,6 +516,7 @@ class LiveJob:
             self._first_seen.setdefault(job.generation, now)
         for number in sorted(self._first_seen)[:-GENERATIONS_MAX]:
             del self._first_seen[number]
+        self._broken = {one for one in self._broken if one > job.generation - GENERATIONS_MAX}
 
     def _merged(self) -> list[Generation]:
         """Return the generations that are known, the oldest first."""
@@ -502,12 +531,21 @@ class LiveJob:
         start = parts[0].started_at or 0.0
         return merge([one.shifted(start - (one.started_at or start)) for one in parts])
 
-    def _generation_row(self, at: int, merged: Sequence[Generation]) -> GenerationRow:
+    def _generation_row(
+        self, at: int, merged: Sequence[Generation], job_end: JobEnd | None
+    ) -> GenerationRow:
         one, before = merged[at], merged[at - 1] if at else None
         following = merged[at + 1] if at + 1 < len(merged) else None
-        why = self.header.why if self.header.outcome else ""
-        ending = end_of(one, following, self._job_end, why)
-        is_known = ending.how is not GenerationEnd.UNKNOWN
+        ending = end_of(
+            one,
+            following,
+            RunEnd.RUNNING if job_end is None else job_end.outcome,
+            "" if job_end is None else job_end.why,
+        )
+        how = ending.how
+        if how is GenerationEnd.REGROUPED and one.number in self._broken:
+            how = GenerationEnd.LOST  # No worker failed, so a node was lost.
+        is_known = how is not GenerationEnd.UNKNOWN
         end = one.stopping_at if ending.is_over else self.updated_at
         ran_s = None if end is None or one.started_at is None else max(0.0, end - one.started_at)
         return GenerationRow(
@@ -515,6 +553,7 @@ class LiveJob:
             started_at=one.started_at,
             ended_at=one.stopping_at,
             ran_s=ran_s,
+            end=how,
             is_over=ending.is_over,
             is_charged=is_charged(one, following),
             world_size=one.world_size,
@@ -522,6 +561,10 @@ class LiveJob:
             ended_by=ending.why if is_known else "",
             stages=restart_stages(before, one),
         )
+
+
+def _run_end(text: str) -> RunEnd:
+    return next((one for one in RunEnd if one == text), RunEnd.LOST)
 
 
 def _update_totals(node: NodeRow) -> None:

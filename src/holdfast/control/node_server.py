@@ -837,6 +837,7 @@ def record_of(node: str, kept: Kept) -> EventRecord:
         generation=generation if isinstance(generation, int) else -1,
         rank=rank,
         is_problem=_is_problem(event),
+        outcome=event.state or event.cut_short if isinstance(event, lifecycle.RunEnded) else "",
         text=one_line(text_of(event), WHY_CHARS_MAX),
     )
 
@@ -845,10 +846,8 @@ def _is_problem(event: lifecycle.LifecycleEvent) -> bool:
     match event:
         case lifecycle.WorkerEnded():
             return event.failed and not event.stopped
-        case lifecycle.RunEnded() | lifecycle.RendezvousEnded() if event.error:
-            return True
-        case lifecycle.RunEnded():
-            return event.state == WorkerState.FAILED
+        case lifecycle.RunEnded():  # A signal, for example, also raises an error.
+            return (event.state or event.cut_short) in (RunEnd.FAILED, RunEnd.ERROR)
     return isinstance(event, lifecycle.WorkersFailed)
 
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from holdfast.coordinator.connections import NodeKey, ServerConnection
     from holdfast.core.coordinator_machine import CoordinatorMachine
     from holdfast.core.protocol import Ack, View
+    from holdfast.core.rounds import Change
 
     JobNode = tuple[str, str]
     """A run id and a node."""
@@ -69,6 +70,11 @@ STATUS_WAITS_EACH_MAX = 16
 """Status queries of one connection that may wait for reports; further ones get a reply immediately."""
 RELAYS_MAX = 1_024
 """The pending queries to nodes that one operator may have."""
+ENDED = {
+    JobOutcome.SUCCEEDED: "succeeded",
+    JobOutcome.FAILED: "failed",
+    JobOutcome.STOPPED: "was stopped",
+}
 
 
 class QueryServer(Protocol):
@@ -130,8 +136,6 @@ class Operators:
         self._fresh: dict[str, list[EventRecord]] = {}
         self._gathering: asyncio.TimerHandle | None = None
         self._seen: dict[str, int] = {}  # How many changes of each job have become events.
-        # Each job's restarts and nodes at that time.
-        self._condition: dict[str, tuple[int, int]] = {}
         # By job: the end of the watch, the time of the last `Watch` message, and whether it covers workers.
         self._watched: dict[str, tuple[float, float, bool]] = {}
         self._reports: dict[JobNode, NodeReport] = {}
@@ -320,7 +324,6 @@ class Operators:
         self._outdated &= self._reports.keys()
         for run_id in [one for one in self._seen if one not in jobs]:
             del self._seen[run_id]
-            self._condition.pop(run_id, None)
             self._kept.pop(run_id, None)
             self._fresh.pop(run_id, None)
 
@@ -351,25 +354,9 @@ class Operators:
             self._seen[run_id] = rounds.changes
             if new <= 0:
                 continue
-            job = rounds.job
-            wall, outcome = time.time(), job.outcome
-            restarts, present = self._condition.get(run_id, (job.restarts, 0))
-            self._condition[run_id] = job.restarts, len(job.nodes)
-            is_broken = outcome is None and (job.restarts > restarts or len(job.nodes) < present)
-            self._note(
-                run_id,
-                [
-                    EventRecord(
-                        wall=wall,
-                        kind=EventKind.JOB_CHANGED if outcome is None else EventKind.JOB_ENDED,
-                        generation=job.generation,
-                        is_problem=is_broken or outcome is JobOutcome.FAILED,
-                        text=one_line(line, WHY_CHARS_MAX),
-                    )
-                    for line in [*rounds.history][-new:]
-                ],
-            )
-            if outcome is not None:
+            wall = time.time()
+            self._note(run_id, [_event_of(wall, one) for one in [*rounds.history][-new:]])
+            if rounds.job.outcome is not None:
                 self.publish()  # Immediately: the agents that relay it may exit at any moment.
 
     def _note(self, run_id: str, events: Sequence[EventRecord]) -> None:
@@ -529,6 +516,21 @@ def status_frame(
         if brief:
             raise
         return status_frame(machine, query_id, run_id, reports, brief=True)
+
+
+def _event_of(wall: float, change: Change) -> EventRecord:
+    text, kind, outcome = change.text, EventKind.JOB_CHANGED, ""
+    if change.outcome is not None:
+        kind, outcome = EventKind.JOB_ENDED, change.outcome.value
+        text = f"the job {ENDED[change.outcome]}: {change.why}"
+    return EventRecord(
+        wall=wall,
+        kind=kind,
+        generation=change.generation,
+        is_problem=change.is_problem,
+        outcome=outcome,
+        text=one_line(text, WHY_CHARS_MAX),
+    )
 
 
 def _reply_bodies(events: list[EventRecord]) -> list[bytes]:

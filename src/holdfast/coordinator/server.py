@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from holdfast.coordinator.state_file import StateFile
+    from holdfast.core.rounds import Change
     from holdfast.net.tls import TlsFiles, TlsToken
     from holdfast.wire.messages import Hello
 
@@ -150,7 +151,7 @@ class CoordinatorServer:
         self._knows_end: set[NodeKey] = set()
         self._to_flush: list[ServerConnection] = []
         self._changed: set[str] = set()
-        self._last_line: dict[str, str] = {}
+        self._last_change: dict[str, Change] = {}
         self._batch: asyncio.Handle | None = None
         self._timer = DeadlineTimer(self._loop, self._tick)
         self._swept_at = self._loop.time()
@@ -453,7 +454,9 @@ class CoordinatorServer:
             self._close_idle(now)
             jobs = self.machine.jobs
             self._knows_end = {key for key in self._knows_end if key[0] in jobs}
-            self._last_line = {one: line for one, line in self._last_line.items() if one in jobs}
+            self._last_change = {
+                one: last for one, last in self._last_change.items() if one in jobs
+            }
         self._peers_changed.set()
         self._batch_soon()
 
@@ -468,12 +471,12 @@ class CoordinatorServer:
         for run_id in self._changed:
             rounds = self.machine.jobs.get(run_id)
             if rounds is None or not rounds.history:
-                self._last_line.pop(run_id, None)
+                self._last_change.pop(run_id, None)
                 continue
-            line = rounds.history[-1]
-            if self._last_line.get(run_id) is not line:
-                self._last_line[run_id] = line
-                report(run_id, line)
+            change = rounds.history[-1]
+            if self._last_change.get(run_id) is not change:
+                self._last_change[run_id] = change
+                report(run_id, change.text)
 
     def _warn_rarely(self, what: str) -> None:
         now = self._loop.time()

@@ -50,6 +50,7 @@ from holdfast.core.quotas import JOB_NODES_MAX, JOBS_MAX, SAVED_JOBS_MAX, Addres
 from holdfast.core.requests import RequestRefusal
 from holdfast.core.rounds import (
     RECOVER_S_MAX,
+    Change,
     CloseRequested,
     Job,
     JobPhase,
@@ -317,7 +318,7 @@ class CoordinatorMachine:
         rounds = self.jobs[job.run_id] = self._rounds(job)
         rounds.story.node = f"{self.story.node}/{job.run_id}"
         if job.why:
-            rounds.history.append(f"{job.phase.value}: {job.why}")
+            rounds.history.append(Change(f"{job.phase.value}: {job.why}", why=job.why))
         return rounds
 
     @property

@@ -460,6 +460,19 @@ class CloseRequested(Event):
 JobEvent = Status | NodeLost | NodesLost | WaitEnded | CloseRequested | Request
 
 
+class Change(Value):
+    """A change of the job, for people."""
+
+    text: str
+    why: str = ""
+    is_problem: bool = False
+    """Whether a failure or a loss is the reason."""
+    generation: int = -1
+    """The generation in which it happened: a failure or a loss ends it."""
+    outcome: JobOutcome | None = None
+    """How the job ended, if this is its end."""
+
+
 class Wait(Value):
     """Pass `ended` to the machine once this has been in `Rounds.waits` for `delay_s`."""
 
@@ -509,9 +522,11 @@ class Rounds:
         # The ranks of the round before the current event. If an event forms two rounds, no node gets
         # the first one.
         self._ranks_before: tuple[dict[str, int], int] | None = None
-        self.history: deque[str] = deque(maxlen=HISTORY_LINES_MAX)
+        self.history: deque[Change] = deque(maxlen=HISTORY_LINES_MAX)
         self.changes = 0
-        """The number of lines ever added to the history."""
+        """The number of changes ever added to the history."""
+        # The generation that the current event ended by a failure or a loss.
+        self._broken_generation: int | None = None
         self.causes: deque[str] = deque(maxlen=CAUSES_MAX)
         """The causes of the restarts that this machine charged."""
         self.story = Story("rounds", node=job.run_id, steps_max=STEPS_MAX)
@@ -519,7 +534,7 @@ class Rounds:
     def handle(self, now: float, event: JobEvent, cause: str = "") -> list[View]:
         """Handle one event; return the views to send, each to its own node."""
         phase = self.job.phase
-        self._ranks_before = None
+        self._ranks_before = self._broken_generation = None
         match event:
             case Status():
                 views = self._status(event)
@@ -1134,8 +1149,9 @@ class Rounds:
             if gone is not None and (one.is_silent or not gone.info.self_fencing):
                 self._set_workers(gone, -1)
             why = f"{one.node} was lost: {one.why}"
+            generation = self.job.generation
             if known is not None and self._remove(known, why):
-                broken = broken or why
+                broken, self._broken_generation = broken or why, generation
             self._contenders.pop(one.incarnation, None)
         return self._admit_contenders(broken)
 
@@ -1234,7 +1250,7 @@ class Rounds:
         budget = budget_of(job)
         if judge(budget, retryable=retryable) is Verdict.GIVE_UP:
             return self._close(JobOutcome.FAILED, what)
-        job.restarts = budget.charge().used
+        job.restarts, self._broken_generation = budget.charge().used, job.generation
         self.causes.append(f"generation {job.generation}: {what}")
         views = self._next_generation(what)
         job.failure, job.report = None, b""
@@ -1296,7 +1312,7 @@ class Rounds:
         )
         job.answers = with_answer(job.answers, request.id, answer)
         if why:
-            self._record_line(f"{'refused: ' if refusal else ''}{request}: {answer.why}")
+            self._record(Change(f"{'refused: ' if refusal else ''}{request}: {answer.why}"))
             return []
         text = reason(str(request))
         job.request, job.request_text = request.id, text
@@ -1430,11 +1446,21 @@ class Rounds:
         job.why = reason(why)
         line = f"{job.phase.value}, round {job.round}, generation {job.generation}: {job.why}"
         # If only the views' `start` has changed, the line is the same.
-        if not self.history or self.history[-1] != line:
-            self._record_line(line)
+        if self.history and self.history[-1].text == line:
+            return
+        broken = self._broken_generation
+        self._record(
+            Change(
+                line,
+                why=job.why,
+                is_problem=broken is not None or job.outcome is JobOutcome.FAILED,
+                generation=job.generation if broken is None else broken,
+                outcome=job.outcome,
+            )
+        )
 
-    def _record_line(self, line: str) -> None:
-        self.history.append(line)
+    def _record(self, change: Change) -> None:
+        self.history.append(change)
         self.changes += 1
 
     def _send(self, node: Node, *, new_revision: bool = False) -> View:

@@ -314,6 +314,8 @@ class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
     rank: Number = -1
     is_problem: bool = False
     """Whether it is a failure or a loss."""
+    outcome: Name = ""
+    """How the run or the job ended, if this is its end: a `RunEnd` of `control.history`."""
     text: Why = ""
 
 
@@ -406,7 +408,7 @@ def summary_of(
         max_restarts=settings.max_restarts if settings else 0,
         present=len(job.nodes),
         nodes=[] if brief else _nodes_of(rounds, reports or {}),
-        history=[] if brief else [one_line(line, WHY_CHARS_MAX) for line in rounds.history],
+        history=[] if brief else [one_line(one.text, WHY_CHARS_MAX) for one in rounds.history],
         causes=[] if brief else [one_line(line, WHY_CHARS_MAX) for line in rounds.causes],
         min_nodes=settings.min_nodes if settings else 0,
         max_nodes=settings.max_nodes if settings else 0,

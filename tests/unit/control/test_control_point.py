@@ -249,3 +249,23 @@ def test_only_original_failures_are_reported_as_problems(*, failed: bool, stoppe
     worker = lifecycle.WorkerInfo(0, 4, 4, 8, 100)
     ended = lifecycle.WorkerEnded(1.0, 2.0, 0, worker, failed, stopped)
     assert record_of("node", (2.0, ended)).is_problem is (failed and not stopped)
+
+
+@pytest.mark.parametrize(
+    ("state", "cut_short", "is_problem"),
+    [
+        ("succeeded", "", False),
+        ("failed", "", True),
+        ("", "left", False),
+        ("", "stopped", False),
+        ("", "standby", False),
+        ("", "error", True),
+    ],
+)
+def test_only_a_failed_run_is_a_problem(*, state: str, cut_short: str, is_problem: bool) -> None:
+    error = "SignalException: SIGTERM" if cut_short else ""
+    ended = lifecycle.RunEnded(
+        1.0, 2.0, 1.0, state, 0, 0, 0, 0, 1, error=error, cut_short=cut_short
+    )
+    found = record_of("node", (2.0, ended))
+    assert (found.is_problem, found.outcome) == (is_problem, state or cut_short)

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.control.history import Generation, NodeHistory
+from holdfast.control.history import Generation, GenerationEnd, NodeHistory, RunEnd
 from holdfast.control.live_job import (
     EVENTS_MAX,
     GENERATIONS_MAX,
     HISTORY_NODES_MAX,
     SAMPLES_MAX,
+    JobEnd,
     LiveJob,
 )
 from holdfast.wire.messages import EventKind, EventRecord
@@ -176,9 +177,43 @@ def test_job_is_over_when_all_its_nodes_are() -> None:
     assert not job.is_over
     job.add_summary(4.0, summary(4.0, nodes=1))
     assert [one.is_over for one in job.generations] == [False], "the viewer keeps what it knows"
-    job.add_event(EventRecord(wall=2.0, source="node000", kind=EventKind.RUN_ENDED, text="done"))
-    assert (job.is_over, job.ended) == (True, "done")
-    assert [one.is_over for one in job.generations] == [True]
+    ended = EventRecord(
+        wall=2.0, source="node000", kind=EventKind.RUN_ENDED, outcome="succeeded", text="done"
+    )
+    job.add_event(ended)
+    assert job.end == JobEnd(outcome=RunEnd.SUCCEEDED, why="done", wall=2.0)
+    assert [one.end for one in job.generations] == [GenerationEnd.SUCCEEDED]
+
+
+def test_end_of_a_failed_job_shows_the_failure() -> None:
+    job = watched(3, nodes=1)
+    for kind, text in ((EventKind.WORKERS_FAILED, "rank 1 failed"), (EventKind.RUN_ENDED, "over")):
+        job.add_event(EventRecord(wall=5.0, kind=kind, outcome="failed", text=text))
+    assert job.end == JobEnd(outcome=RunEnd.FAILED, why="rank 1 failed", wall=5.0)
+
+
+def test_end_according_to_the_coordinator_decides() -> None:
+    job = watched(3, nodes=2)
+    ended = EventRecord(
+        wall=7.0, kind=EventKind.JOB_ENDED, outcome="stopped", text="the job was stopped: enough"
+    )
+    job.add_event(ended)
+    assert job.end == JobEnd(outcome=RunEnd.STOPPED, why=ended.text, wall=7.0)
+    job.add_summary(9.0, summary(3.0, nodes=2, outcome="stopped", why="enough"))
+    assert job.end == JobEnd(outcome=RunEnd.STOPPED, why="enough", wall=7.0)
+
+
+def test_only_failed_and_lost_generations_are_failures() -> None:
+    job = LiveJob()
+    for number, why in enumerate(("all joined", "ann asked", "b was lost", "c joined")):
+        job.add_summary(float(number), summary(1.0 + number, generation=number))
+        one = Generation(number=number, started_at=float(number), stopping_at=number + 0.5, why=why)
+        job.add_history(float(number), "node000", [NodeHistory(now=number, generations=[one])])
+    job.add_event(EventRecord(wall=1.0, kind=EventKind.JOB_CHANGED, generation=0))
+    lost = EventRecord(wall=2.0, kind=EventKind.JOB_CHANGED, generation=1, is_problem=True)
+    job.add_event(lost)
+    ends = [one.end for one in reversed(job.generations)]
+    assert ends[:3] == [GenerationEnd.REGROUPED, GenerationEnd.LOST, GenerationEnd.REGROUPED]
 
 
 def test_memory_of_a_viewer_is_bounded() -> None:

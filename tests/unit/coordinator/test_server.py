@@ -328,9 +328,9 @@ async def test_data_of_forgotten_jobs_is_removed(
         client, other = await served.client(), await served.client("other")
         other.send(status("b", run_id="other"))
         client.send(status("a"))
-        await soon(lambda: len(served.server._last_line) == 2)
+        await soon(lambda: len(served.server._last_change) == 2)
         client.send(status("a", seq=2, phase=NodePhase.LEAVING))
-        await soon(lambda: [*served.server._last_line] == ["other"])
+        await soon(lambda: [*served.server._last_change] == ["other"])
 
 
 # The end.

@@ -16,13 +16,14 @@ from holdfast.core.limits import (
     WHY_CHARS_MAX,
 )
 from holdfast.core.machine import InvalidEvent
-from holdfast.core.phases import NodeRole, RefusalReason
+from holdfast.core.phases import JobOutcome, NodeRole, RefusalReason
 from holdfast.core.protocol import Request, Status, View
 from holdfast.core.ranks import RankOrder
 from holdfast.core.rounds import (
     HISTORY_LINES_MAX,
     RECOVER_S_MAX,
     RECOVER_S_MIN,
+    CloseRequested,
     Job,
     JobPhase,
     NodeLost,
@@ -186,6 +187,22 @@ def test_if_the_order_of_two_failures_is_uncertain_all_candidates_are_listed() -
     (view, _) = rounds.handle(0.0, WaitEnded(rounds.job.wait_seq))
     assert view.failure is not None
     assert (view.failure.node, view.failure.rivals) == ("a", (2, 3))
+
+
+def test_only_failures_and_losses_are_problems() -> None:
+    rounds, (a, b) = active(a_job_of(1, 2))
+    rounds.handle(0.0, Request(id="r", action="restart", why="new data"))
+    requested = rounds.history[-1]
+    rounds.handle(0.0, b.leave())
+    left = rounds.history[-1]
+    assert [left.why, requested.is_problem, left.is_problem] == ["b left", False, False]
+    generation = rounds.job.generation
+    rounds.handle(0.0, NodeLost("a", a.info.incarnation, "silence"))
+    lost = rounds.history[-1]
+    assert (lost.is_problem, lost.generation) == (True, generation)
+    rounds.handle(0.0, CloseRequested(JobOutcome.STOPPED, "enough"))
+    ended = rounds.history[-1]
+    assert (ended.is_problem, ended.outcome, ended.why) == (False, JobOutcome.STOPPED, "enough")
 
 
 def test_history_and_retired_nodes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

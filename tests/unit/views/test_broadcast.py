@@ -35,7 +35,10 @@ async def test_browser_receives_snapshot_and_then_changes() -> None:
     assert await early.get(0.0) == b"", "nothing changed"
     late = listening(broadcast)
     assert parsed(await late.get(1.0))[1] == {**state, "news": ["begun", "failed"]}
+    state["job"] = 3
+    broadcast.refresh()
     broadcast.close()
+    assert parsed(await late.get(1.0)) == ("update", {"job": 3}), "the end of a job is not lost"
     assert await late.get(1.0) is None
     assert broadcast.listen() is None
 

@@ -285,10 +285,12 @@ async def test_unreachable_job_stays_on_the_screen() -> None:
         lines = await settled(pilot)
         assert "no response from head:29400" in lines[2]
         app.job.add_event(
-            EventRecord(wall=1.0, kind=EventKind.JOB_ENDED, text="stopped by somebody")
+            EventRecord(
+                wall=1.0, kind=EventKind.JOB_ENDED, outcome="stopped", text="stopped by somebody"
+            )
         )
         lines = await settled(pilot)
-        assert "over" in lines[0]
+        assert "stopped" in lines[0]
         assert "stopped by somebody" in lines[2]
         feed_of(app).show(8, summary(8.0, 3, 2, outcome="failed", why="rank 3 failed"))
         app.job.lost("the agent has exited")

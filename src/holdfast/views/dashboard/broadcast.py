@@ -33,10 +33,13 @@ class Listener:
         self._is_over = False
 
     def put(self, update: bytes) -> None:
+        if self._is_over:
+            return
         if len(self._updates) < QUEUE_MAX:
             self._updates.append(update)
             self._woken.set()
         else:
+            self._updates.clear()
             self.end()
 
     def end(self) -> None:
@@ -44,16 +47,16 @@ class Listener:
         self._woken.set()
 
     async def get(self, limit_s: float) -> bytes | None:
-        """Return the next update; empty after the time limit; None at the end."""
+        """Return the next update; empty after the time limit; None after the last one."""
         try:
             async with asyncio.timeout(limit_s):
                 await self._woken.wait()
         except TimeoutError:
             return b""
-        if self._is_over:
+        if not self._updates:
             return None
         update = self._updates.popleft()
-        if not self._updates:
+        if not self._updates and not self._is_over:
             self._woken.clear()
         return update
 

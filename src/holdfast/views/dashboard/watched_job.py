@@ -7,6 +7,8 @@ no page is open, the job receives no requests.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shlex
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +34,16 @@ if TYPE_CHECKING:
     from holdfast.views.report.model import FailureEntry
     from holdfast.wire.messages import EventRecord
 
+LOG_DIR = "LOG_DIR"
+"""Stands for the job's log directory, if the dashboard does not know it."""
 GATHER_S = 0.1
 """Changes within this time are sent together."""
 IDLE_S = 30.0
 """The state is kept up to date for this long after the last page was closed."""
 LOG_LINES_MAX = 10_000
 """The limit for the old lines of each rank."""
+FINISH_S = 0.5
+"""How long a dashboard that exits with its agent waits for the end of the job."""
 LOGS_WAITING_MAX = 8
 """Pieces of logs that wait for a browser; beyond this, reading waits too."""
 LINE_CHARS_MAX = 4_000
@@ -77,6 +83,7 @@ class WatchedJob:
         self._publishing: asyncio.TimerHandle | None = None
         self._failures: tuple[float, list[FailureEntry], str] | None = None
         self._reading = asyncio.Lock()
+        self._updated = asyncio.Event()
 
     # The state.
 
@@ -97,7 +104,18 @@ class WatchedJob:
                 idle.cancel()
                 await asyncio.wait((feeding, idle))
 
+    async def publish_end(self) -> None:
+        """Publish the end of the job, if a page is open and the end is known soon."""
+        model = self._model
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_S):
+                while self.broadcast.is_wanted.is_set() and not (model.is_over or model.problem):
+                    self._updated.clear()
+                    await self._updated.wait()
+        self.broadcast.refresh()
+
     def _changed(self) -> None:
+        self._updated.set()
         if self._publishing is None:
             loop = asyncio.get_running_loop()
             self._publishing = loop.call_later(GATHER_S, self._publish)
@@ -119,7 +137,8 @@ class WatchedJob:
                 "job": {
                     **msgspec.structs.asdict(model.header),
                     "problem": model.problem,
-                    "ended": model.ended,
+                    "end": model.end,
+                    "report": shlex.join(("holdfast", "report", *(self._log_dirs or [LOG_DIR]))),
                 },
                 "nodes": [_node(one) for one in model.nodes],
                 "ranks": _columns(model.ranks, node_of),

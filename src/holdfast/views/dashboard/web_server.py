@@ -427,8 +427,14 @@ async def serve(
         h11_max_incomplete_event_size=HEAD_BYTES_MAX,
     )
     server = Server(config, job)
-    if ended is not None:
-        ended.add_done_callback(lambda _: setattr(server, "should_exit", True))
+
+    async def end() -> None:
+        assert ended is not None
+        await ended
+        await job.publish_end()
+        server.should_exit = True
+
+    ending = asyncio.ensure_future(end()) if ended is not None else None
     feeding = asyncio.ensure_future(job.run())
     feeding.add_done_callback(lambda _: setattr(server, "should_exit", True))
     try:
@@ -437,3 +443,5 @@ async def serve(
             feeding.result()
     finally:
         feeding.cancel()
+        if ending is not None:
+            ending.cancel()

@@ -232,7 +232,7 @@ def head(job: LiveJob, width: int, now: float) -> list[list[Cell]]:
         [("mem ", "dim"), (memory(one.rss_bytes), "")],
     ]
     name = shortened_name(one.run_id, max(8, width // 4))
-    state = "over" if job.problem and job.ended and not one.outcome else one.state
+    state = one.state if job.end is None else job.end.outcome.value
     top = [(f" {name} ", "accent"), (f" {state} ", _kind_of_state(state)), ("  ", "")]
     return [
         top + _joined(first, width - _width(top)),
@@ -259,9 +259,8 @@ def _all_run(job: LiveJob) -> bool:
 def _newest_event(job: LiveJob, width: int, now: float) -> list[Cell]:
     one = job.header
     if job.problem:
-        if one.outcome or job.ended:
-            ended = f"{one.outcome}: {one.why}" if one.outcome else job.ended
-            return [(shortened(f"the job is over: {ended}", width), "accent")]
+        if job.end is not None:
+            return [(shortened(f"the job is over: {job.end.why}", width), "accent")]
         since = duration(job.age_s(now))
         return [(shortened(f"not up to date ({since}): {job.problem}", width), "bad")]
     if one.why:

@@ -1,8 +1,13 @@
-// Each generation that ended, and the failures of its workers from the log directories.
+// The generations that a failure or a loss ended, and the failures of workers from the log directories.
 import { clock, duration, fill, h } from "./dom.js";
 import { request } from "./session.js";
 
 const SHOWN = 100;
+
+// Requests, joining nodes and success end a generation too, but they are no failures.
+export function isFailure(generation) {
+  return generation.end === "failed" || generation.end === "lost";
+}
 
 export function failures(element) {
   let reports = { failures: [], problem: "", folders: [] };
@@ -19,8 +24,8 @@ export function failures(element) {
 
   function render(state) {
     const all = state.generations;
-    const ended = all.filter((one) => one.is_over).slice(-SHOWN).reverse();
-    const mark = `${ended.length} ${ended[0]?.number} ${state.job.outcome}`;
+    const ended = all.filter(isFailure).slice(-SHOWN).reverse();
+    const mark = `${ended.length} ${ended[0]?.number} ${state.job.end?.outcome}`;
     if (mark !== requested) read(mark).then(() => render(state));
     about.textContent = reports.problem || (reports.folders.length ? "" : "Tracebacks and the end of stderr are shown here if the dashboard can read the job's log directories (--log-dir).");
     fill(list, JSON.stringify([ended, reports.failures.length, all.at(-1)?.stages]), () => ended.length ? ended.map((one, at) => failure(one, all, at === 0)) : h("p", {}, "None so far."));
@@ -34,7 +39,7 @@ export function failures(element) {
       h("summary", {}, h("strong", {}, `generation ${one.number}`), " ", h("span", { class: "dim" }, one.ended === null ? "" : clock(one.ended)), " ", one.ended_by || "the reason is unknown"),
       h("div", {},
         h("dl", { class: "facts" }, ...[
-          ["ended by", one.ended_by || "–"], ["ran for", duration(one.ran_s ?? NaN)], ...(next ? [["restart", one.is_charged ? "charged" : "not charged"],
+          ["cause", one.ended_by || "–"], ["ran for", duration(one.ran_s ?? NaN)], ...(next ? [["restart", one.is_charged ? "charged" : "not charged"],
             ["restart took", `${duration(next.down_s)}${stages.length ? ` (${stages.join(", ")})` : ""}`]] : []),
         ].flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
         h("p", {}, h("a", { href: `#timeline?generation=${one.number}` }, "Show it in the timeline")),

@@ -1,6 +1,6 @@
 // The frame of the page: the choice of the view, the head, and the keys.
 import { ask, showKeys } from "./actions.js";
-import { duration, h, pill, setText } from "./dom.js";
+import { clock, duration, fill, h, pill, setText } from "./dom.js";
 import { connect, onChange, state } from "./feed.js";
 import { failures } from "./failures.js";
 import { logs } from "./logs.js";
@@ -43,20 +43,25 @@ function route() {
 function render() {
   const job = state.job;
   if (!job) return;
-  const isLost = state.live !== "on" || job.problem !== "";
-  document.title = `${job.run_id || "Holdfast"}: ${job.state || "…"}`;
-  setText($("live"), state.live !== "on" ? "reconnecting" : job.problem ? "no connection to the job" : "live");
-  $("live").className = `live ${isLost ? "wait" : "on"}`;
+  const { end } = job;
+  const isLost = !end && (state.live !== "on" || job.problem !== "");
+  const kind = end ? end.outcome : job.problem ? "unreachable" : job.state === "active" ? "running" : job.state;
+  document.title = `${job.run_id || "Holdfast"}: ${kind || "…"}`;
+  setText($("live"), end ? "ended" : state.live !== "on" ? "reconnecting" : job.problem ? "no connection to the job" : "live");
+  $("live").className = `live ${end ? "over" : isLost ? "wait" : "on"}`;
   setText($("job"), job.run_id || "…");
-  setText($("over"), [job.elapsed_s ? `running for ${duration(job.elapsed_s)}` : "", session.readOnly ? "read-only" : "", `holdfast ${session.version}`].filter(Boolean).join(" · "));
-  // Without a connection the page shows the last known state.
-  document.body.classList.toggle("stale", isLost);
-  const last = job.state === "active" ? "running" : job.state;
-  const kind = job.outcome || (!job.problem ? last : job.ended ? "ended" : "unreachable");
+  setText($("over"), [job.elapsed_s ? `${end ? "ran" : "running"} for ${duration(job.elapsed_s)}` : "", session.readOnly ? "read-only" : "", `holdfast ${session.version}`].filter(Boolean).join(" · "));
+  // Without a connection, and after the end, the page shows the last known state.
+  document.body.classList.toggle("stale", Boolean(end) || isLost);
   $("verdict").className = `verdict ${kind.replace(/[^a-z]/g, "-")}`;
   if ($("state").textContent !== kind) $("state").replaceWith(Object.assign(pill(kind || "…"), { id: "state" }));
-  setText($("why"), [job.problem, job.why ? `last change: ${job.why}` : ""].filter(Boolean).join(" · ") || (job.running ? `${job.running} of ${job.ranks} workers are running` : "the job is starting"));
-  for (const button of document.querySelectorAll(".acting")) button.hidden = session.readOnly;
+  setText($("why"), end ? [end.why, end.wall === null ? "" : `at ${clock(end.wall)}`].filter(Boolean).join(" · ") : [job.problem, job.why ? `last change: ${job.why}` : ""].filter(Boolean).join(" · ") || (job.running ? `${job.running} of ${job.ranks} workers are running` : "the job is starting"));
+  $("report").hidden = !end;
+  if (end) fill($("report"), job.report, () => ["Report: ", h("code", {}, job.report)]);
+  state.canAct = !session.readOnly && !end;
+  state.isLost = isLost;
+  for (const button of document.querySelectorAll(".acting")) { button.hidden = !state.canAct; button.disabled = isLost; }
+  if (end && $("reason")) $("dialog").close();
   shown[current]?.render(state);
 }
 

@@ -1,18 +1,18 @@
 // The job at a glance: figures, nodes, stragglers and recent events.
 import { ask } from "./actions.js";
-import { bytes, clock, duration, fill, h, number, percent, pill, table } from "./dom.js";
-import { session } from "./session.js";
+import { bytes, clock, duration, fill, h, number, percent, pill, setText, table } from "./dom.js";
 
 const EVENTS_SHOWN = 12;
 const NODES_SHOWN = 200;
 
 export function overview(element) {
   const figures = h("div", { class: "figures" });
+  const title = h("h2", {}, "Nodes");
   const nodes = h("div", {});
   const slow = h("div", {});
   const events = h("div", {});
   element.append(figures,
-    h("section", {}, h("h2", {}, "Nodes"), nodes),
+    h("section", {}, title, nodes),
     h("div", { class: "two" },
       h("section", {}, h("h2", {}, "Stragglers"), slow),
       h("section", {}, h("h2", {}, "Recent events"), events)));
@@ -25,13 +25,14 @@ export function overview(element) {
       [job.generation < 0 ? "–" : number(job.generation), job.round < 0 ? "generation" : `generation, round ${job.round}`],
       [`${job.restarts} of ${job.max_restarts}`, "restarts charged"],
       [`${job.members} of ${job.min_nodes}:${job.max_nodes}`, `nodes, ${job.present} connected`],
-      [`${job.running} of ${job.ranks}`, "workers running"],
+      job.end ? [number(job.ranks), "workers at last"] : [`${job.running} of ${job.ranks}`, "workers running"],
       [steps, job.rate === null ? "step" : `step, ${number(job.rate)} steps/s`],
     ];
     fill(figures, JSON.stringify(shown), () => shown.map(([value, text]) => h("div", { class: "figure" }, h("b", {}, value), h("span", {}, text))));
     // The only node of a job cannot be drained.
-    const canDrain = !session.readOnly && job.max_nodes > 1;
-    fill(nodes, JSON.stringify([state.nodes, canDrain]), () => nodeTable(state.nodes, canDrain));
+    const canDrain = state.canAct && job.max_nodes > 1;
+    setText(title, job.end ? "Nodes, as last reported" : "Nodes");
+    fill(nodes, JSON.stringify([state.nodes, canDrain, state.isLost]), () => nodeTable(state, canDrain));
     fill(slow, slowKey(state), () => stragglers(state));
     const newest = state.events.filter((event) => isOfJob(event, state)).slice(-EVENTS_SHOWN);
     fill(events, `${newest.length} ${newest[0]?.wall} ${newest.at(-1)?.wall}`, () => [
@@ -50,7 +51,7 @@ export function eventLine(event) {
   return h("li", { class: event.is_problem ? "bad" : "" }, h("time", {}, clock(event.wall)), " ", h("span", { class: "dim" }, event.source || "job"), " ", event.text || event.kind);
 }
 
-function nodeTable(nodes, canDrain) {
+function nodeTable({ nodes, isLost }, canDrain) {
   const rows = nodes.slice(0, NODES_SHOWN).map((one) => [
     h("span", { class: "mono" }, one.node), one.host,
     [pill(one.state), one.mark ? h("span", { class: `mark ${one.mark}` }, one.mark) : ""],
@@ -59,7 +60,7 @@ function nodeTable(nodes, canDrain) {
     one.step_max < 0 ? "–" : one.step_min === one.step_max ? number(one.step_max) : `${number(one.step_min)} – ${number(one.step_max)}`,
     one.rate === null ? "–" : number(one.rate), one.heartbeat_age_s < 0 ? "–" : `${one.heartbeat_age_s.toFixed(1)} s`,
     one.cpu === null ? "–" : percent(one.cpu), bytes(one.rss_bytes),
-    !canDrain ? "" : h("button", { type: "button", "data-focus": `drain ${one.node}`, onclick: () => ask(one.drained ? "undrain" : "drain", one.node) }, one.drained ? "Undrain…" : "Drain…"),
+    !canDrain ? "" : h("button", { type: "button", disabled: isLost, "data-focus": `drain ${one.node}`, onclick: () => ask(one.drained ? "undrain" : "drain", one.node) }, one.drained ? "Undrain…" : "Drain…"),
   ]);
   const more = nodes.length - rows.length;
   return [table(["node", "host", "state", "ranks", "#workers", "#step", "#steps/s", "#heartbeat", "#CPU", "#memory", "#"], rows),

@@ -3,13 +3,16 @@ import { h, ranges } from "./dom.js";
 import { post } from "./session.js";
 
 export function stacks(element) {
+  let isBusy = false;
+  let current = null;
   const status = h("p", { class: "about", role: "status" }, "Reading a stack pauses the worker for a moment.");
   const take = h("button", { type: "button", class: "primary", onclick: () => dump() }, "Take stacks");
   const groups = h("div", { id: "stack-groups" });
   element.append(h("section", {}, h("h2", {}, "Stacks"), h("div", { class: "controls" }, take), status, groups));
 
   async function dump() {
-    take.disabled = true;
+    isBusy = true;
+    render(current);
     status.textContent = "requesting stacks from all nodes …";
     try {
       const found = await post("/stacks", {});
@@ -23,8 +26,15 @@ export function stacks(element) {
     } catch (error) {
       status.textContent = error.message;
     }
-    take.disabled = false;
+    isBusy = false;
+    render(current);
   }
 
-  return { render: () => {} };
+  function render(state) {
+    current = state;
+    take.hidden = Boolean(state.job.end);
+    take.disabled = isBusy || state.isLost;
+  }
+
+  return { render };
 }

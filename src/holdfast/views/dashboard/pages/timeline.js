@@ -1,9 +1,10 @@
 // The stages of the job over time, and the events below. Zoom by keys, wheel and buttons.
-import { clock, duration, fill, h, setText, svg, table } from "./dom.js";
+import { clock, duration, fill, h, pill, setText, svg, table } from "./dom.js";
+import { isFailure } from "./failures.js";
 import { eventLine, isOfJob } from "./overview.js";
 import { session } from "./session.js";
 
-const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400];
+const STEPS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800, 1209600, 2592000];
 const SPAN_MIN_S = 0.05;
 const LANE = 34, EVENTS_LANE = 26, AXIS = 22;
 const GENERATIONS_SHOWN = 200, EVENTS_SHOWN = 300;
@@ -14,8 +15,9 @@ export function timeline(element) {
   let wanted = null;
   const box = h("div", { class: "chart", tabindex: 0, role: "application", "aria-label": "Timeline; plus and minus zoom, arrow keys move, 0 shows all", id: "chart" });
   const chosen = h("p", { class: "chosen", "aria-live": "polite" });
+  const failed = h("button", { type: "button", onclick: () => lastFailure() }, "Last failure");
   const buttons = h("div", { class: "zoom" },
-    ...[["Zoom in", () => zoom(0.5)], ["Zoom out", () => zoom(2)], ["All", () => show(null)], ["Last failure", () => lastFailure()]].map(([text, act]) => h("button", { type: "button", onclick: act }, text)),
+    ...[["Zoom in", () => zoom(0.5)], ["Zoom out", () => zoom(2)], ["All", () => show(null)]].map(([text, act]) => h("button", { type: "button", onclick: act }, text)), failed,
     h("span", {}, "Keys: + − 0 and arrows. Mouse: drag, or Ctrl and the wheel."));
   const measured = h("p", { class: "about" });
   const list = h("div", {});
@@ -27,7 +29,8 @@ export function timeline(element) {
     h("section", {}, h("h2", {}, "Generations"), measured, list),
     h("section", {}, h("h2", {}, "Events"), h("label", { class: "about" }, every, " of all nodes and workers"), events));
 
-  const now = () => Date.now() / 1000;
+  // The time axis ends with the job.
+  const now = () => (state?.job?.end ? state.spans.at(-1)?.to ?? state.job.end.wall : null) ?? Date.now() / 1000;
   const restart = () => [...session.ending, ...session.starting];
 
   function whole() {
@@ -78,7 +81,7 @@ export function timeline(element) {
   }
 
   function lastFailure() {
-    const at = state.generations.findLastIndex((one) => one.is_over);
+    const at = state.generations.findLastIndex(isFailure);
     if (at >= 0) zoomTo(at);
   }
 
@@ -89,11 +92,11 @@ export function timeline(element) {
     const x = (at) => ((at - from) / (to - from)) * width;
     const height = LANE + EVENTS_LANE + AXIS;
     const drawn = svg("svg", { width, height, role: "img" });
-    const step = STEPS.find((one) => one >= (to - from) / Math.max(2, width / 110)) ?? 86400;
-    for (let at = Math.ceil(from / step) * step; at < to; at += step) {
+    const step = STEPS.find((one) => one >= (to - from) / Math.max(2, width / 110)) ?? STEPS.at(-1);
+    for (const at of ticks(from, to, step)) {
       drawn.append(svg("line", { x1: x(at), x2: x(at), y1: 0, y2: height - AXIS }));
       if (x(at) < 40 || x(at) > width - 40) continue;
-      drawn.append(svg("text", { x: x(at), y: height - 5, "text-anchor": "middle" }, step < 1 ? `${clock(at)}${(at % 1).toFixed(2).slice(1)}` : clock(at)));
+      drawn.append(svg("text", { x: x(at), y: height - 5, "text-anchor": "middle" }, tickLabel(at, step)));
     }
     drawn.append(svg("rect", { class: "lane", x: 0, y: 4, width, height: LANE - 8 }));
     const places = new Map(state.generations.map((one, at) => [one.number, at]));
@@ -108,7 +111,7 @@ export function timeline(element) {
       if (span.stage === "useful" && right - left > 26) drawn.append(svg("text", { class: "on", x: (left + right) / 2, y: LANE / 2 + 4, "text-anchor": "middle" }, span.generation));
     }
     for (const one of state.generations) {
-      if (one.ended !== null && one.ended >= from && one.ended <= to) drawn.append(svg("path", { class: "cross", d: `M${x(one.ended) - 4} 1l8 6m0 -6l-8 6` }));
+      if (isFailure(one) && one.ended !== null && one.ended >= from && one.ended <= to) drawn.append(svg("path", { class: "cross", d: `M${x(one.ended) - 4} 1l8 6m0 -6l-8 6` }));
     }
     drawn.append(svg("rect", { class: "lane", x: 0, y: LANE + 4, width, height: EVENTS_LANE - 8 }));
     for (const event of state.events) {
@@ -124,17 +127,18 @@ export function timeline(element) {
   function render(next) {
     state = next;
     draw();
+    failed.disabled = !state.generations.some(isFailure);
     const all = state.generations;
     const { job } = state;
     setText(measured, `The columns from detect to warmup are the stages of the restart that led to a generation${job.measured < job.members ? `, as ${job.measured} of ${job.members} nodes recorded them` : ""}.`);
     const key = JSON.stringify([all.slice(-GENERATIONS_SHOWN), Math.floor(now() / 5)]);
-    fill(list, key, () => all.length ? table(["generation", "#started", "#ranks", "#ran", ...restart().map((name) => `#${name}`), "ended by"],
+    fill(list, key, () => all.length ? table(["generation", "#started", "#ranks", "#ran", ...restart().map((name) => `#${name}`), "end"],
       all.slice(-GENERATIONS_SHOWN).map((one, place) => [one, Math.max(0, all.length - GENERATIONS_SHOWN) + place]).reverse().map(([one, at]) => [
         h("button", { type: "button", "data-focus": `generation ${one.number}`, "aria-label": `Show generation ${one.number} in the timeline`, onclick: () => zoomTo(at) }, String(one.number)),
         one.started === null ? "–" : clock(one.started), one.world_size ? String(one.world_size) : "–",
         duration(one.is_over ? one.ran_s ?? NaN : now() - (one.started ?? NaN)),
         ...restart().map((name) => duration(one.stages[name] ?? NaN)),
-        one.is_over ? one.ended_by || "–" : h("span", { class: "dim" }, "runs")])) : h("p", { class: "about" }, "No generation yet."));
+        one.is_over ? [pill(one.end), " ", one.ended_by] : h("span", { class: "dim" }, "runs")])) : h("p", { class: "about" }, "No generation yet."));
     const listed = every.checked ? state.events : state.events.filter((event) => isOfJob(event, state));
     fill(events, `${listed.length} ${listed.at(-1)?.wall}`, () => listed.length
       ? h("ol", { class: "events scroll-y", tabindex: 0, "aria-label": "Events, the newest first" }, ...listed.slice(-EVENTS_SHOWN).reverse().map(eventLine))
@@ -166,4 +170,19 @@ export function timeline(element) {
   });
   new ResizeObserver(() => { if (!element.hidden) draw(); }).observe(box);
   return { render, open: (query) => { if (query.has("generation")) wanted = Number(query.get("generation")); } };
+}
+
+// Round times of day in the time zone of the browser. Sums of steps would accumulate errors.
+export function ticks(from, to, step) {
+  const offset = new Date(from * 1000).getTimezoneOffset() * 60;
+  const found = [];
+  for (let count = Math.ceil((from - offset) / step); count * step + offset < to; count++) found.push(count * step + offset);
+  return found;
+}
+
+export function tickLabel(at, step) {
+  const time = new Date(Math.round(at * 1000));
+  const text = time.toTimeString().slice(0, 8);
+  if (step < 1) return `${text}.${String(Math.round(time.getMilliseconds() / 10)).padStart(2, "0")}`;
+  return step >= 3600 && text === "00:00:00" ? time.toLocaleDateString("en", { month: "short", day: "numeric" }) : text;
 }
