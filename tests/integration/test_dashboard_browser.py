@@ -179,6 +179,8 @@ def see_overview(page: Page) -> None:
         expect(row(page, name)).to_contain_text("running")
         if name == "node-a":  # The others join in any order.
             expect(row(page, name)).to_contain_text(ranks)
+    # The first generation has a warm-up only if all ranks have made a step.
+    expect(page.locator(".figure", has_text="step")).to_contain_text("steps/s")
 
 
 def see_end(page: Page, logs: Path) -> None:
