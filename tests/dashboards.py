@@ -49,53 +49,18 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
-class Dashboard:
-    """One `holdfast dashboard`, which always exits with the test."""
+class Browser:
+    """A client of a dashboard. `output` is what the dashboard printed: its address and token file."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *flags: str,
-        command: Sequence[str] = (*HOLDFAST, "dashboard", "--port", "0"),
-    ) -> None:
-        self.errors = folder / f"dashboard-{len(list(folder.iterdir()))}.err"
-        with self.errors.open("w") as errors:
-            self.process = subprocess.Popen(
-                [*command, *flags],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
-        assert self.process.stdout is not None
-        output = ""
-        while "token is in" not in output:
-            line = self.process.stdout.readline()
-            assert line, f"{output}{self.errors.read_text()}"  # It has exited.
-            output += line
+    def __init__(self, output: str) -> None:
         self.output = output
         self.address = re.findall(r"http://\S+", output)[0]
-        self.token_file = re.findall(r"token is in (\S+)", output)[0]
+        self.token_file = re.findall(r"token is in ([^\s)]+)", output)[0]
         with open(self.token_file) as file:
             self.token = file.read().strip()
         place = urlsplit(self.address)
         self.host, self.port = place.hostname or "", place.port or 0
         self.session: dict[str, str] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> int:
-        """End it as Ctrl-C does; return its exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-        code = self.process.wait(PATIENCE_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        assert not os.path.exists(self.token_file)
-        return code
 
     @property
     def origin(self) -> str:
@@ -152,3 +117,45 @@ class Dashboard:
 
     def open(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_S)
+
+
+class Dashboard(Browser):
+    """One `holdfast dashboard`, which always exits with the test."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        command: Sequence[str] = (*HOLDFAST, "dashboard", "--port", "0"),
+    ) -> None:
+        self.errors = folder / f"dashboard-{len(list(folder.iterdir()))}.err"
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [*command, *flags],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        output = ""
+        while "token is in" not in output:
+            line = self.process.stdout.readline()
+            assert line, f"{output}{self.errors.read_text()}"  # It has exited.
+            output += line
+        super().__init__(output)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> int:
+        """End it as Ctrl-C does; return its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        code = self.process.wait(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        assert not os.path.exists(self.token_file)
+        return code

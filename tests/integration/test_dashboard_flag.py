@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import socket
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING
 
+from dashboards import Browser
 from real_jobs import PATIENCE_S, Job, Watched, children
 from real_teams import FOREVER, Cluster
 
@@ -35,6 +37,22 @@ def test_dashboard_ends_with_its_agent(tmp_path: Path) -> None:
         below = Watched(keeper, dashboard, worker)
         job.signal(signal.SIGKILL)
         below.wait_until_exited()
+
+
+def test_page_receives_the_end_of_the_job_before_the_dashboard_exits(tmp_path: Path) -> None:
+    with Job(tmp_path, WAITS + "    sys.exit(3)\n", "--dashboard", "0") as job:
+        worker = job.messages.take(1)["begun"]
+        page = Browser(line_with(job, "dashboard: "))
+        page.log_in()
+        feed = page.stream("/feed")
+        while b'"running":1' not in feed.readline():
+            pass
+        os.kill(worker, signal.SIGUSR1)
+        jobs = [update["job"] for line in feed if "job" in (update := json.loads(line))]
+        end = jobs[-1]["end"]
+        assert (end["outcome"], end["why"]) == ("failed", "rank 0 failed: exit code 3")
+        assert job.end()[0] == 3
+        feed.close()
 
 
 def test_job_survives_a_killed_dashboard(tmp_path: Path) -> None:

@@ -351,8 +351,7 @@ class BrowserConnection(H11Protocol):
             oldest.close()
         user = user_of(transport.get_extra_info("socket"))
         address = self.client[0] if self.client else ""
-        origin = address if user is None else f"user {user}"
-        self._strangers.add(self, origin, self.loop.time())
+        self._strangers.add(self, address, self.loop.time(), user=user)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
