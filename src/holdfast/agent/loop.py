@@ -295,7 +295,7 @@ class AgentLoop:
 
     def supervise(self) -> RunResult:
         """Follow the machine from its first event to its end; raise if the run has no result."""
-        self.workers.prepare()  # The agent handles signals already, so a signal stops what this starts.
+        self.workers.prepare()  # Signals are handled already, so a signal also stops this.
         self.job.join()
         membership = self.membership
         control = self._begin_control()

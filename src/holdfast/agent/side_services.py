@@ -232,7 +232,7 @@ class SideServices:
 
 def preimport() -> None:
     """Load the modules that a failure needs, and the keeper's program."""
-    gc.collect()  # Free the memory of the start first, so that this reuses it.
+    gc.collect()  # Free memory of the start first, so that the imports reuse it.
     used = [names for first, names in PREIMPORTED_WITH.items() if first in sys.modules]
     try:
         for name in [*PREIMPORTED, *(name for names in used for name in names)]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.control.job_client import NodeStacks
 
 CONCURRENT_DUMPS = 8
-"""How many workers are dumped at the same time; such stacks show which workers wait for each other."""
+"""How many workers are dumped at the same time. Simultaneous stacks show which workers wait for each other."""
 NODES_AT_ONCE = 64
 """How many nodes the command queries at the same time."""
 SUBPROCESSES_SHOWN = 64

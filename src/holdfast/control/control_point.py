@@ -83,7 +83,7 @@ START_S = 1.0
 class ControlPoint:
     """The control socket of one agent, for one run. Call methods from the agent's loop unless noted.
 
-    It observes the run. `describe_run` returns the run's first event, which came before.
+    It observes the run, but is created after the run's first event, which `describe_run` returns.
     """
 
     name = "the events for control clients"

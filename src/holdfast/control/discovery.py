@@ -288,7 +288,7 @@ class EtcdDirectory(AgentDirectory):
     """The jobs below a prefix of an etcd."""
 
     unreadable_hint = ""
-    """The hint of the message that the directory is not readable."""
+    """The hint for the user if the directory is not readable."""
 
     def __init__(self, run_id: str, where: str, etcd: EtcdSettings, prefix: str) -> None:
         require_h11()

@@ -394,7 +394,7 @@ def workers_ended_at(
     """Return when the workers of one node's generation had exited.
 
     `following` is the node's next generation, `end` the end of its record. If the node was lost, its
-    workers may have run until the others, in `merged`, noticed.
+    workers may have run until the other nodes noticed, as recorded in `merged`.
     """
     over = over_at(part, following)
     if over is not None:
@@ -407,7 +407,7 @@ def job_end(ends: Sequence[NodeEnd], nodes: int) -> RunEnd:
     """Return how a job ended, from the ends of its nodes; `nodes` were in its newest generation.
 
     Failure, success and an operator's stop apply to all nodes. Otherwise the job ended as the last of
-    its members did. If that one left, the job was stopped, unless other members have no record.
+    its members did. If the last member left, the job was stopped, unless other members have no record.
     """
     found = {one.run_end for one in ends}
     for end in JOB_ENDS:
@@ -441,8 +441,8 @@ def end_of(
 ) -> Ending:
     """Return how a generation ended, and why.
 
-    `job` is how the job ended, and `job_why` the reason, if known. The newest generation ended with it,
-    unless its record shows more.
+    `job` is how the job ended, and `job_why` the reason, if known. The newest generation ended as the
+    job did, unless the generation's own record shows how it ended.
     """
     ending = _own_end(one, following) or (
         _end_with(one, job) if following is None else _end_before(one, following)
@@ -944,7 +944,8 @@ def goodput_of(nodes: Iterable[SpentTime]) -> Goodput | None:
     """Return the goodput of a job from the times of its nodes; None before it has started workers.
 
     The nodes in the newest generation count; if some of them have workers that report steps, only those.
-    The job lost as much time as the node that lost most: only a node where workers hung may know when.
+    The job lost as much time as the node that lost most: only the node whose workers hung may know when
+    that began.
     """
     found = [*nodes]
     newest = max((one.generation for one in found), default=-1)

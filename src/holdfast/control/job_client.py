@@ -78,9 +78,9 @@ RETRY_AGENT_S = 5.0
 LOOKUP_S = 1.0
 """The minimum time between two lookups of the agents' addresses."""
 REPORTS_S = 0.5
-"""The minimum time that a status waits for agents. It also accepts reports that are seconds old."""
+"""The shortest time limit for the reports in a status. An earlier, recent report replaces a late one."""
 REPORT_S_PER_NODE = 0.005
-"""The minimum time that a status waits, per node; several times the cost of opening a connection."""
+"""The same limit, per node; several times the cost of opening a connection."""
 AGENT = "the agent"
 RECENT_S = 5.0
 """How long agents may take to send their recent events."""

@@ -30,7 +30,8 @@ HALF_OPEN_MAX = 1024
 HALF_OPEN_MIN_S = 1.0
 OVERSIZED_MIN_S = 0.05
 """The minimum time of a connection that sent its first message, if its address exceeds its share of the places.
-It grows with the number of places, so that a full queue of such connections takes `HALF_OPEN_MIN_S`."""
+It grows with the number of places, so that a full kernel queue of such connections passes through them in
+`HALF_OPEN_MIN_S`."""
 HANDSHAKE_S = 10.0
 FIRST_BYTES = 8  # Every first message is longer, including TLS's.
 ACCEPTED_AT_ONCE_MAX = 64  # Then the loop serves established connections.

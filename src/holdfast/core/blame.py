@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 KILLED_NOTICE_NS_MAX = 250_000_000
 """The exit of a killed worker is observed only after the kernel has torn it down. Until then its peers
-may report broken connections, and even exit. A higher value blames killed workers for earlier failures."""
+may report broken connections, and even exit. With a higher value, a worker that was killed longer after a
+failure can still be blamed for it."""
 EXIT_NS_MAX = 50_000_000
 """The same for a worker that exits without an error: its connections close while it is torn down. If two
 workers exit within this time, either may have caused the other's failure."""

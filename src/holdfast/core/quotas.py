@@ -10,7 +10,7 @@ from __future__ import annotations
 MIB = 1024 * 1024
 
 CONNECTIONS_MAX = 65_536
-"""Or fewer, if the process may not open as many descriptors."""
+"""The limit is lower if the process may not open that many descriptors."""
 JOBS_MAX = 1_000
 JOB_NODES_MAX = 65_536
 """Nodes of one job, including nodes that left it and may still have workers. A node takes about 20 KB."""

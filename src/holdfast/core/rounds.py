@@ -432,7 +432,7 @@ class WaitKind(Enum):
     STEP = "step"
     """For more nodes, the nodes of an earlier round, or a failure report, depending on the phase."""
     SETTLING = "settling"
-    """For more nodes, `SETTLES_MAX` settle times at most; its number is that of the first `STEP`."""
+    """For more nodes, at most `SETTLES_MAX` settle times; its number is that of the first `STEP` wait."""
     STOPPING = "stopping"
     """For workers of earlier generations to exit; its number is the generation that waits."""
     EXCLUDED = "excluded"
@@ -679,7 +679,7 @@ class Rounds:
         if status.phase is NodePhase.LEAVING or status.stuck:
             may_have_workers = not status.stuck and status.oldest_generation <= status.generation
             if reports_round(status) and not job.round_term and may_have_workers:
-                # It was a member under an earlier coordinator, and only this job waits for its workers.
+                # It was a member under an earlier coordinator: this job must wait for its workers.
                 leaving = Node(info, status.seq, status.phase, status.generation)
                 job.departed[info.incarnation] = leaving
                 self._set_workers(leaving, status.generation)
@@ -1820,7 +1820,10 @@ def why_formed(job: Job) -> str:
 
 
 def reason_for_delay(job: Job, node: str = "") -> str:
-    """Return why this node's return is delayed; if it is not, and the job is forming, why other nodes are delayed."""
+    """Return why a node's return is delayed.
+
+    If it is not delayed and the job is forming, return why other nodes are.
+    """
     delayed = {name: one for name, one in job.exclusions.items() if one.until >= 0}
     if node in delayed:
         return delayed[node].reason

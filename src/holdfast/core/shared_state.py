@@ -33,8 +33,8 @@ The rules:
     invalid, or the store does not keep the state, the node gives up immediately.
 7.  If another node has the same node id, this node watches it. If the other node is lost, this node
     stores the loss; if the other node is known to be alive, this node is refused.
-8.  If a live member does not start a generation within `absent_s`, or does not stop its workers for
-    one, the other members remove it. This applies only where agents poll for rounds and may stop polling.
+8.  If a live member takes longer than `absent_s` to start a generation, or to stop its earlier workers,
+    the other members remove it. This applies only where agents poll for rounds and may stop polling.
 
 Use: perform each effect of `handle` and report its outcome as one event. At most one call to the store is
 under way, and it may hang. Call `handle` with `Tick` at `next_deadline`. A node joins with its first
@@ -100,7 +100,7 @@ UNSTORED_MAX = 8
 READ_S_MIN = 0.005
 READ_S_MAX = 0.1
 READ_S_PER_NODE = 0.004
-"""Each read returns the whole state. Its size and the number of readers grow with the nodes."""
+"""The pause between reads grows with the number of nodes, because each node reads the whole state."""
 BACKOFF_S_MIN = 0.002
 BACKOFF_S_MAX = 1.0
 BEAT_S_PER_NODE = 0.05

@@ -305,7 +305,7 @@ class KillWorkers(Effect):
 
 
 class DumpStacks(Effect):
-    """Write the stacks of these processes to their logs, and of those whose timers expire meanwhile."""
+    """Write the stacks of these processes, and of those whose timers expire meanwhile, to their logs."""
 
     timers: tuple[ExpiredTimer, ...]
 

@@ -5,8 +5,8 @@ One line per step, its fields separated by tabs::
     STEP  CAUSE  STATE  EVENT  EFFECTS
 
 `STEP` is `node/machine#number`. `CAUSE` is the step that led to this one, or the message that did
-(`n1/status#5`, `n1/view#2.7`). The effects of the step that sent a message list that message, so a failure
-can be traced across all nodes. One write appends one line, so several agents can share a file. Only its
+(`n1/status#5`, `n1/view#2.7`). A step that sends a message lists it in its effects, so a failure can be
+traced across all nodes. One write appends one line, so several agents can share a file. Only its
 owner can read it: errors of workers may contain secrets. There are no times: the clocks of hosts differ, and
 `holdfast story` orders steps by their causes.
 """

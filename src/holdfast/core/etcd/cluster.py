@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 PROBE_INTERVAL_S = 0.2
 """The interval of probes while a machine discovers the others."""
 SETTLE_S = 1.0
-"""How long a machine waits for the rest of the list once a majority is empty, and for each empty machine
-before it in the list to propose."""
+"""How long a machine waits for the rest of the list once a majority is empty. It waits this long again for
+each empty machine before it in the list, because that machine proposes first."""
 SERVING_PROBE_INTERVAL_S = 5.0
 """The interval of probes by a member that serves."""
 PROBE_VALID_S = 3.0

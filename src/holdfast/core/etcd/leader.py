@@ -577,7 +577,7 @@ class Leadership:
         self.led: LedJob | None = None
         self.ops_max = OPS_MAX
         self.fence_base = 0
-        """Fences are above etcd's revision plus this, in case the run id is older than this etcd."""
+        """Fences are above etcd's revision plus this: a new cluster of `--ha` starts its revisions at 1."""
         self.is_observed = False
         """Whether an observer needs `last_write`."""
         self.last_write: LeaderWrite | None = None

@@ -70,7 +70,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
 
 
 class EtcdRendezvousHandler(MembershipHandler):
-    """A node's rendezvous on etcd. The `EtcdRendezvous` that it is created from uses it from then on."""
+    """A node's rendezvous on etcd. Creating one makes it the handler of its `EtcdRendezvous`."""
 
     def __init__(self, rdzv_impl: EtcdRendezvous, local_addr: str | None) -> None:
         super().__init__(EtcdAccess(rdzv_impl.parameters(local_addr), rdzv_impl.client.settings))

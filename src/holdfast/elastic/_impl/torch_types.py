@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def as_torch_store_errors() -> Iterator[None]:
-    """Give a store's error that leaves this block torch's type of the same name, in addition to its own."""
+    """If a store's error leaves this block, raise it with torch's type of the same name as well."""
     try:
         yield
     except DistError as problem:
