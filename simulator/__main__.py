@@ -74,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--nodes",
         type=_nodes,
         metavar="N",
-        help=f"agents of a run (default {NODES}; of several runs, chosen by the seed)",
+        help=f"agents of a run (default {NODES}; with several runs, the seed selects the number)",
     )
     parser.add_argument(
         "--minutes",
@@ -87,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--profile",
         choices=list(PROFILES),
         metavar="NAME",
-        help="the faults (default everything; of several runs, chosen by the seed): "
+        help="the faults (default everything; with several runs, the seed selects the profile): "
         + "; ".join(f"{name}: {profile.about}" for name, profile in PROFILES.items()),
     )
     parser.add_argument(

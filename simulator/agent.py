@@ -217,7 +217,7 @@ class Agent(Process):
         self.joined_at = world.now
         """When its current incarnation joined."""
         self.wedged_at: float | None = None
-        """Since when its loop hangs while its connection is served; None if it does not hang."""
+        """When its loop began to hang, while its connection is still served; None if it does not hang."""
         self._is_stuck = False
         self._unseen: list[tuple[Event, str]] = []
         self.superseded = False

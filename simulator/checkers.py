@@ -313,10 +313,10 @@ class OneGenerationPerNode(Checker):
 class NoOlderWorkers(Checker):
     """No worker starts while a worker of an earlier generation runs on any node.
 
-    There are three exceptions. First, nodes that the coordinator never knew. Second, if nodes let their
-    workers run (`on_lost=run`), nodes that were lost because they were disconnected, in the job or after
-    they left it. A stopped node is an exception only if it was disconnected at the time of the loss, or
-    shortly before: it does not know yet that it is lost. Third, the workers of a replaced coordinator.
+    This ignores workers of nodes that the coordinator never knew, and workers of replaced coordinators. With
+    `on_lost=run` it also ignores workers of lost nodes, even of nodes that had left the job before. It ignores
+    those of a stopped node only if the node was disconnected when it was lost, or shortly before: the node
+    does not know yet that it is lost.
     """
 
     def __init__(self, world: World) -> None:
@@ -348,7 +348,7 @@ class NoOlderWorkers(Checker):
             decider in self.world.replaced
             or (agent.job.run_id, generation) in self._started_by_replaced
         ):
-            return  # The third exception; a successor may continue the generation of a replaced coordinator.
+            return  # A successor may continue the generation of a replaced coordinator.
         by = decider.number
         known, excused = self._known.get(by, set()), self._excused.get(by, set())
         for other in agent.job.agents:
@@ -378,7 +378,7 @@ class BudgetKept(Checker):
         charged = after.restarts - before.restarts
         joins = status is not None and status.info.incarnation not in before.incarnations
         if status is not None and (before.round[0] == 0 or joins):
-            # The status reports what an earlier coordinator charged, and at most one new failure.
+            # The status reports the restarts that an earlier coordinator charged, and at most one new failure.
             failed_since = status.phase is NodePhase.FAILED and after.phase is not JobPhase.CLOSED
             if status.restarts + failed_since >= after.restarts:
                 return
@@ -742,7 +742,7 @@ class RequestAppliedOnce(Checker):
 
 
 class DrainedRests(Checker):
-    """After a coordinator has drained a node, its generations exclude the node until it is undrained."""
+    """After a coordinator drains a node, no generation of that coordinator includes the node until it is undrained."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)

@@ -1,7 +1,7 @@
 """The replacement for `torch.distributed.launch`, for scripts that are not yet adapted to `holdfast run`.
 
 There is one difference from `holdfast run`: workers also get their local rank as `--local-rank=N`,
-unless `--use-env` is given. `python -m holdfast.launch` has the exit codes of the command.
+unless `--use-env` is given. `python -m holdfast.launch` exits with the codes of `holdfast run`.
 """
 
 from __future__ import annotations

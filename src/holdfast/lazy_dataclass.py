@@ -1,8 +1,8 @@
 """Public data classes that do not import `dataclasses` until a caller needs it.
 
 `@lazy_dataclass` gives a class the constructor, comparison and text of a `@dataclass`. The functions of
-`dataclasses` (`fields`, `replace`, `asdict`) and data classes that derive from it treat the class as a
-data class; its description is built when they first read it. Importing `dataclasses` would take a
+`dataclasses` (`fields`, `replace`, `asdict`) treat the class as a data class, and data classes may derive
+from the class. Its description is built when it is first read. Importing `dataclasses` would take a
 tenth of an agent's start (docs/internals/decisions/0029-start-up-time.md has the figures).
 
 It supports what the public classes need: defaults, default factories, keyword-only fields, fields that

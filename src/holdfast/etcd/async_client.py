@@ -105,7 +105,7 @@ class WatchHandle:
         """Deliver changes until the watch ends; return why it ended.
 
         A `GatewayRefusal` means that etcd never confirmed the watch: another endpoint or token may help. Raises
-        `ConnectionProblem` if there was no response before that.
+        `ConnectionProblem` if the connection fails before etcd confirms the watch.
         """
         timer = self._begin(connection, limit_s)
         try:

@@ -93,7 +93,7 @@ class ClusterList(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Return the names under which clients reach a member, its own machine's included."""
+        """Return the names by which clients reach a member, including those that its own machine uses."""
         return tuple(dict.fromkeys((*(host for host, _ in self.machines), *OWN_HOSTS)))
 
     @property
@@ -170,8 +170,8 @@ def advice(count: int) -> str:
     if count % 2:
         return ""
     return (
-        f"{count} machines survive no more losses than {count - 1}, and one more can fail; list "
-        f"{count - 1} or {count + 1}"
+        f"{count} machines survive no more losses than {count - 1}, and the extra machine can fail too; "
+        f"list {count - 1} or {count + 1}"
     )
 
 

@@ -2,7 +2,7 @@
 
 An etcd with TLS closes a plain connection, and an etcd without TLS closes a TLS handshake; neither gives a reason.
 An etcd that rejects the client's certificate reports that after the handshake, while the request is under
-way; its reason or the end of the connection may arrive first. Retrying does not help in any of these cases,
+way; either its reason or the end of the connection arrives first. Retrying does not help in any of these cases,
 so they are reported immediately.
 """
 

@@ -70,7 +70,8 @@ class KeptLease:
         self._thread: threading.Thread | None = None
         self._lease = 0
         # A garbage-collected store releases its lease in any thread, even if that thread holds a lock or is
-        # in a method of this class. So these two change atomically, and the queue is reentrant.
+        # in a method of this class. So `release` takes no lock: `_users` and `_is_over` change atomically, and
+        # the queue is reentrant.
         self._users: list[None] = [None]
         self._is_over = False
         self._end: queue.SimpleQueue[None] = queue.SimpleQueue()

@@ -178,7 +178,7 @@ class BackendMembership(ThreadedMembership):
             settings=self._settings,
             timeouts=self._timeouts,
             draw=random.random,
-            # The clock, in case the state is lost on all nodes.
+            # From the clock, so that fences still grow if the state is lost on all nodes.
             fence_floor=int(time.time() * 1000),
             control=port.control if port is not None else None,
         )

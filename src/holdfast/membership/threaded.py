@@ -687,7 +687,7 @@ class SessionDriver:
                 self._early_watches[message.attach] = message
 
     def on_watch(self, watched: Callable[[Watch], None]) -> None:
-        """Call `watched` when a client watches this node, and now for the newest clients so far."""
+        """Call `watched` for the newest clients so far, and later for each client that watches this node."""
         self._watched = watched
         early, self._early_watches = self._early_watches, {}
         for watch in early.values():

@@ -1,6 +1,6 @@
 """CPU binding of workers to CPUs near their GPUs, according to `AffinityMode` and `NumaOptions`.
 
-The names are looked up on first use, because the start of a job postpones `binding`.
+The names are looked up on first use, because a job's start postpones the import of `binding`.
 """
 
 from __future__ import annotations

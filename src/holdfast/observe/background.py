@@ -3,8 +3,8 @@
 This is for handlers of the program and of plug-ins. Events (or metrics) are queued; their source never waits. Limits:
 
 - `QUEUED_MAX` events may be queued; further events are dropped and counted.
-- A call that lasts longer than `CALL_S_MAX` drops the handler and its queue. The thread that is stuck in the call
-  ends with the process.
+- If a call lasts longer than `CALL_S_MAX`, the handler and its queue are dropped. The thread that is stuck in the
+  call ends with the process.
 
 A fork waits for a call in progress, for at most `FORK_S`, and no call starts during a fork. Otherwise a forked worker
 could inherit a lock that the handler holds, such as that of standard output, and nothing would ever release it.
@@ -39,7 +39,7 @@ CHECK_AGAIN_S = 0.001
 CLOSE_S = 5.0
 """How long the end of a process waits for queued events."""
 FORK_S = 1.0
-"""How long a fork waits for a call in progress; for the same call, only once."""
+"""How long a fork waits for a call in progress. A later fork does not wait for the same call again."""
 
 _all: WeakSet[BackgroundHandler] = WeakSet()
 

@@ -227,7 +227,7 @@ class RunEnded(LifecycleEvent):
     workers_recorded: bool = False
     """Whether a hook of the agent has recorded the outcome of the workers."""
     cut_short: str = ""
-    """If the agent raised: `left` on a signal, `stopped` by an operator, an unused `standby`, or an `error`."""
+    """Why the agent raised: `left` (a signal), `stopped` (an operator), `standby` (never needed) or `error`."""
 
 
 class WatchdogEvent(LifecycleEvent):

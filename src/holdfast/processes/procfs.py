@@ -1,6 +1,6 @@
 """Reads the state, parent, command and environment of any process from `/proc`.
 
-It needs no rights beyond those of the same user. A process may exit at any moment, so every reader
+It needs no rights beyond those of the user who owns the process. A process may exit at any moment, so every reader
 returns a default for a process that has exited or that this user may not read. The keeper imports
 nothing of Holdfast and has its own readers for children.
 
@@ -99,7 +99,10 @@ def parent_of(pid: int) -> int:
 
 
 def root_of(pid: int, roots: Container[int]) -> int:
-    """Return the nearest of `roots` among a process and its ancestors; 0 for none, and for this process itself."""
+    """Return the nearest of `roots`, from a process up through its ancestors.
+
+    Returns 0 if there is none, or if `pid` is this process.
+    """
     if pid == os.getpid():
         return 0
     for _ in range(ANCESTORS_MAX):
@@ -138,7 +141,7 @@ def command_of(pid: int) -> str:
 
 
 def describe(pid: int) -> str:
-    """Return lines about a process and about what each of its threads waits for; or that it has exited.
+    """Return lines that describe a process and the wait of each thread, or one line if it has exited.
 
     They contain no Python stacks, but distinguish a process that computes from one that sleeps, and one
     that waits for a lock from one that waits for a disk.

@@ -48,7 +48,7 @@ MEANINGS: dict[int, str] = {
 
 
 class SignalException(Exception):
-    """Raised by an agent that received a signal, after it has stopped its workers."""
+    """A signal stopped this agent, this coordinator, or the function that this worker runs."""
 
     def __init__(self, msg: str, sigval: int) -> None:
         super().__init__(msg)

@@ -164,7 +164,7 @@ class EtcdAccess(JobAccess):
             self.given_id = f"node_id={conf.node_id}"
         if cluster is not None:
             self.authority = "the cluster"
-        # Closing waits until it has happened: a later leader would read only this node's last status.
+        # `set_closed` waits until the job is closed: a later leader would read only this node's last status.
         self.close_timeout_s = conf.close_timeout
 
     @property

@@ -141,14 +141,14 @@ class RendezvousTimeout:
     """The time limits of a rendezvous.
 
     join
-        For `next_rendezvous`, until it returns a round.
+        How long `next_rendezvous` may take.
     last_call
         How long a round with the minimum of nodes waits for more, after the last node has joined. Each
         regroup waits that long, unless the round is full earlier.
     close
-        For closing the job, or leaving it.
+        How long closing or leaving the job may take.
     heartbeat
-        For one response of the backend.
+        How long one response of the backend may take.
     """
 
     def __init__(
@@ -318,12 +318,12 @@ RESERVED = frozenset({"backend", "endpoint", "local_addr", "max_nodes", "min_nod
 KEY_OF = {key.name: key for key in KEYS}
 
 PROTECTING = ("auth", "tls", "token")
-"""Unknown keys with these prefixes are errors; TorchElastic has none."""
+"""Unknown keys with these prefixes are errors. TorchElastic has no keys with these prefixes."""
 
 # Every launch sets these keys, even if the user did not.
 SET_BY_LAUNCHES = frozenset({"timeout", "rank"})
 
-# Parameters that were warned about: they may be parsed again.
+# Parameters that have caused warnings already; they may be parsed again.
 _warned: WeakSet[RendezvousParameters] = WeakSet()
 
 

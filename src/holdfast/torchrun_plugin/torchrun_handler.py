@@ -92,7 +92,7 @@ class TorchrunHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
             return self._node.num_nodes_waiting()
 
     def shutdown(self) -> bool:
-        """Leave the job, and report why if torchrun is about to end; return whether it succeeded."""
+        """Leave the job, and report why if torchrun is about to end; return whether the report succeeded."""
         cause = sys.exception()
         succeeded = True
         try:

@@ -394,7 +394,7 @@ def summary_of(
 ) -> JobSummary:
     """Return the state of a job, with the last reports of its nodes, by run id and node.
 
-    If `brief`, only numbers, without nodes and history.
+    With `brief`, the result has only numbers, without nodes and history.
     """
     job = rounds.job
     settings = job.settings

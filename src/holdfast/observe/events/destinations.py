@@ -69,8 +69,8 @@ find_added: Callable[[str], logging.Handler | None] | None = None
 def configure(handler: EventHandler | logging.Handler, destination: str = DEFAULT) -> None:
     """Send the events of a destination to a handler from now on.
 
-    It receives the events of every job of this process, in its own thread. The handler that it replaces receives the
-    events recorded so far and is closed.
+    The handler receives the events of every job of this process, in its own thread. The previous handler receives
+    the events recorded so far and is closed.
     """
     if not destination:
         raise UsageError("events: the name of a destination is empty")
@@ -107,7 +107,7 @@ def find(destination: str) -> SafeHandler:
 
 
 def _make_added_safe(handler: logging.Handler, destination: str) -> SafeHandler:
-    """Return the guard of a handler in TorchElastic's table: the same guard as long as it is in the table."""
+    """Return the guard of a handler in TorchElastic's table: the same guard while the table has the handler."""
     old = _added.get(destination)
     if old is not None and old[0] is handler:
         return old[1]

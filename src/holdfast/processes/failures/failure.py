@@ -51,9 +51,9 @@ class ProcessFailure:
     timestamp: int = post_init_field(init=False)
     # The end of the worker's standard error.
     stderr_tail: str = keyword_field(default="", repr=False, kw_only=True)
-    # Whether it happened after the stop of the group began; see `failed_after`.
+    # Whether the failure happened after the stop of the group began; see `failed_after`.
     consequence: bool = keyword_field(default=False, kw_only=True)
-    # Whether a signal of its group's stop ended it.
+    # Whether a signal that the stop of the group sent ended the worker.
     stopped: bool = keyword_field(default=False, kw_only=True)
     # A reason that the agent knows besides the exit code.
     detail: str = keyword_field(default="", kw_only=True)

@@ -1,9 +1,10 @@
 """Finds out whether the kernel's out-of-memory killer may have killed a worker.
 
 The kernel counts the kills of its out-of-memory killer, for each memory control group and for the
-whole machine, but does not name the victims. So if a worker died of SIGKILL, the report states that
-the killer was active, in this job's group or on this machine. Each kill explains at most one such
-death. The agent reads two small files when workers start, and one when a worker was killed.
+whole machine, but does not name the victims. So if a worker died of SIGKILL and the count has
+increased, the report states that the killer was active, in this job's group or on this machine. Each
+kill explains at most one such death. The agent reads two small files when workers start, and one when
+a worker was killed.
 """
 
 from __future__ import annotations

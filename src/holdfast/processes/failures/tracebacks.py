@@ -5,8 +5,8 @@ exceptions, exception groups, syntax errors, the blocks of `faulthandler`, the p
 PyTorch, progress bars and colours. It assumes that the text of an exception ends at the first empty
 line.
 
-It does not decide whether the traceback is the reason of the exit; a program may print one and
-continue.
+It does not decide whether the traceback is the reason for the exit: a program may print a
+traceback and continue.
 """
 
 from __future__ import annotations

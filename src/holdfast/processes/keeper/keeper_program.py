@@ -38,8 +38,8 @@ status error ns``, in the order of the exits. ``error`` is None, or ``(errno, st
 could not become the worker; ``ns`` is the time on the monotonic clock. If the last exit leaves nothing
 below the keeper, ``childless number`` follows; ``number`` counts the requests for workers so far.
 
-The keeper decides nothing: it has no timeouts and retries of its own. `keeper/keeper_client.py` is the
-agent's side.
+The keeper decides nothing: while the agent is alive, it has no timeouts or retries of its own.
+`keeper/keeper_client.py` is the agent's side.
 """
 
 from __future__ import annotations

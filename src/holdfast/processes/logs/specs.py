@@ -470,8 +470,8 @@ class WorkerStdio:
     """Opens the streams of each worker, and follows them where necessary.
 
     Following begins with `begin_following`, after the workers were requested, so that its imports do
-    not delay them. A caller that watches the descriptors of `begin_with_files` can delay it until
-    there is something to read.
+    not delay them. A caller that watches the descriptors from `begin_with_files` can delay the call
+    until there is something to read.
     """
 
     def __init__(
@@ -590,7 +590,7 @@ class WorkerStdio:
         """Return the end of a worker's standard error; empty if it is not kept."""
         captured = self._captured.get((rank, STDERR))
         if captured is not None:
-            # The last output often contains the reason of the exit, and may be unread.
+            # The last output often contains the reason for the exit, and may be unread.
             if not self._is_behind:
                 self._is_behind = not captured.catch_up(CATCH_UP_S)
             return captured.tail(TAIL_BYTES_MAX).decode(errors="replace")

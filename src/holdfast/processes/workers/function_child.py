@@ -175,7 +175,7 @@ def pack_value(value: object, name: str) -> bytes:
 
 
 def call_in_fork(call: Callable[[], None]) -> int:
-    """Call in a forked child, and return the exit status that the interpreter would have."""
+    """Run a call in this forked child; return the exit status with which the interpreter would exit."""
     status = died_of = 0
     _detach_from_parent()
     try:

@@ -71,13 +71,13 @@ READ_S_MAX = 2.0
 SIGNALS_OF_A_PEER = (signal.SIGABRT, signal.SIGPIPE)
 # How long a worker that SIGKILL did not end may take to exit after the keeper's death.
 LAST_MS_MAX = 1_000
-# More than the workers of any node: a worker that SIGKILL does not end counts last.
+# The `order` of a worker that SIGKILL does not end: after all others, since no node has this many.
 ORDER_OF_GIVEN_UP = 1 << 20
 # Temporary errors of an exec.
 RETRYABLE_ERRORS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ETXTBSY)
 
 _factory: Callable[..., SubprocessHandler] | None = (
-    None  # Starts commands, if a program has replaced this.
+    None  # The factory with which a program replaced the start of commands.
 )
 
 
@@ -1001,7 +1001,7 @@ def start_group(
 ) -> RunningGroup:
     """Start one worker for each local rank and return their context, which must be closed.
 
-    `warm` is for commands, and for functions by `spawn`.
+    `warm` is for commands, and for functions that start by `spawn`.
     """
     context: RunningGroup
     try:

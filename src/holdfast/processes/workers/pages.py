@@ -237,7 +237,7 @@ SWEPT_AGE_S = 60.0
 
 NOTICE_BYTES_MAX = 1 << 16
 SETTLE_S = 0.1
-"""The delay of a second scan after each scan, which may have missed a write of the worker."""
+"""The delay before a second scan, because the first may have missed a write of the worker."""
 
 
 class WorkerPages:

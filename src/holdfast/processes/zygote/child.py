@@ -273,7 +273,10 @@ class CommandLine:
 
 
 def renew_multiprocessing() -> None:
-    """Correct the working directory that `multiprocessing` recorded, and the tracker's pid: it is not our child."""
+    """Correct the working directory that `multiprocessing` recorded.
+
+    Also forget the pid of its resource tracker, which is not a child of this process.
+    """
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.ORIGINAL_DIR = os.path.abspath(os.getcwd())
@@ -298,7 +301,7 @@ def reseed_numpy() -> None:
 def reseed_torch() -> None:
     """Give torch's CPU generator a new state, unless a module has seeded it.
 
-    torch seeds it at random on import, with 53 bits. A seed of less than 32 bits comes from a module.
+    torch seeds it at random on import, with 53 bits. A seed of at most 32 bits comes from a module.
     """
     torch = sys.modules.get("torch")
     try:

@@ -94,7 +94,7 @@ def parse_command(argv: Sequence[str]) -> PythonCommand | None:
 # The program, which this module does not import, and the descriptors that it keeps free for workers.
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zygote_program.py")
 RESERVED_END = 64
-# The descriptors that it needs: the reserved ones, and the same number for the modules and the forks.
+# The number of descriptors that the zygote needs: the reserved ones, and as many for modules and forks.
 DESCRIPTORS_MIN = 2 * RESERVED_END
 MARSHAL_VERSION = 2  # As in the program, which another Python may run.
 # How many workers the zygote forks at a time: each has some descriptors in transit to the zygote.
@@ -255,8 +255,8 @@ class WarmStart:
         env: Mapping[str, str],
         path: list[str] | None = None,
     ) -> None:
-        """`command` is the workers' program. `path` is their `sys.path`, if they set it themselves. `env`
-        is their common environment.
+        """`command` is the workers' program, and `env` their common environment. `path` is the `sys.path`
+        of workers that are functions.
         """
         self._command = command
         self._modules = modules
