@@ -33,6 +33,7 @@ ARGUMENTS = [
 ]  # fmt: skip
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
 
+SETTLED = "settle=4"  # All nodes are in generation 0, and node-c rejoins after this time.
 HOSTILE = "<img src=x onerror=alert(1)>"
 SCRIPT = """
     from holdfast import worker
@@ -115,7 +116,7 @@ def test_dashboard_views_and_actions_work(
         "--log-dir",
         str(logs),
     )
-    with Cluster(tmp_path, SCRIPT, *flags, nnodes="2:3", run_id="nightly") as cluster:
+    with Cluster(tmp_path, SCRIPT, *flags, nnodes="2:3", run_id="nightly", conf=SETTLED) as cluster:
         for name in ("node-a", "node-b", "node-c"):
             agent = cluster.start(name, conf=f"node_id={name}", env={"SAYS": says})
             cluster.await_coordinator(agent)  # The first agent runs it.
