@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 SUMMARY_CHARS_MAX = 500
 MEMBERS_PRINTED = 8
-# The most file descriptors that an agent needs for its connections, the coordinator and the workers'
-# store, and for each worker.
+# An agent needs at most this many file descriptors: in total for its connections, the coordinator and the
+# workers' store; then for each worker.
 JOB_DESCRIPTORS = 20
 WORKER_DESCRIPTORS = 3
 
@@ -75,7 +75,7 @@ class CoordinatedJob:
         self._first_view: View | None = None
         self._wait_notice = ""
         self._repeats_notice = False
-        """Whether to print each change in the nodes that are missing."""
+        """Whether to print a notice each time the missing nodes change."""
         self._shown: View | None = None
         self._is_standby = False
 

@@ -549,7 +549,7 @@ class _Progress:
         self.workers = workers
         self.heartbeats: dict[int, float] = {}
         self.firsts: dict[int, tuple[float, int]] = {}
-        """By rank, its first step and the time, unless it was reported only after the stop began."""
+        """By rank, the time and number of its first step, unless it was first reported after the stop began."""
         self.lasts: dict[int, tuple[float, int]] = {}
         self.curve: list[tuple[float, int]] = []
         """Steps and the time at which the first worker had made each."""

@@ -700,7 +700,7 @@ class AgentConnections:
     # Reports.
 
     async def reports(self, nodes: Sequence[str], wait_s: float) -> dict[str, NodeReport]:
-        """Return the reports of the nodes that respond in time."""
+        """Return new reports of the nodes that respond in time, and recent ones of the others."""
         loop = asyncio.get_running_loop()
         for node in nodes:
             if node not in self._reporting:

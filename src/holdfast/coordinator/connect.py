@@ -1,7 +1,7 @@
 """The client of a coordinator: connects to an endpoint and authenticates both sides.
 
-A `CoordinatorConnector` holds what all clients of one loop share: endpoint, job, token and certificates. It opens
-each connection (`coordinator.connections`). Every failure is one line for the user and says whether a retry can
+A `CoordinatorConnector` holds the endpoint, job, token and certificates that all clients of one loop share. It
+opens each connection (`coordinator.connections`). Every failure is one line for the user and says whether a retry can
 help: a wrong token stays wrong, but a coordinator that does not run yet may start.
 """
 
@@ -48,7 +48,7 @@ class CoordinatorConnector:
     """Connects to the coordinator at one endpoint; belongs to one loop.
 
     `has_psk` says whether TLS uses the token. With `own_users_only` a listener on this host must belong
-    to this user or root. `endpoint_index` is its position in a list of endpoints. If all addresses of the
+    to this user or root. `endpoint_index` is the endpoint's position in a list. If all addresses of the
     endpoint refuse the connection, the connector calls `on_refused` with them; if that returns true, a process
     listens there now and the connector retries. With a `secret` it connects to an agent's port, and `server`
     names the agent in messages.

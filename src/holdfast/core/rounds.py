@@ -519,8 +519,8 @@ class Rounds:
         # Nodes with the id of a connected node, by incarnation. They are not part of the state,
         # because they report to the next coordinator again.
         self._contenders: dict[int, Status] = {}
-        # The ranks of the round before the current event. If an event forms two rounds, no node gets
-        # the first one.
+        # The ranks of the round before the current event. If an event forms two rounds, the first one is
+        # never sent.
         self._ranks_before: tuple[dict[str, int], int] | None = None
         self.history: deque[Change] = deque(maxlen=HISTORY_LINES_MAX)
         self.changes = 0

@@ -422,7 +422,8 @@ def write_report(error: ChildFailedError, path: str, launch: Launch, generation:
 def discard_logs(specs: Any, *, ran: bool) -> None:
     """Remove a temporary log directory that has nothing to keep.
 
-    If the job could not run, the directory may be empty even if the workers' output goes there.
+    If the job could not run, also remove a directory for output that is still empty. Otherwise print where
+    the output is.
     """
     if getattr(specs, "keeps_nothing", False):
         specs.discard_if_temporary()

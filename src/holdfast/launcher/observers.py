@@ -1,7 +1,7 @@
 """The observers of a launch: the recorders of events and metrics that the config requests.
 
 They do not delay the start. Until the agent has started the workers, lifecycle events are buffered and the
-import of `event_recorder` is postponed. If only a failed run keeps its records, this lasts until the run fails.
+import of `event_recorder` is postponed. If records are kept only for a failed run, this lasts until the run fails.
 """
 
 from __future__ import annotations
