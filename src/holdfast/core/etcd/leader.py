@@ -169,7 +169,7 @@ class LedJob:
         self._clock = AwakeClock(now, step_s)
         self._waits = WaitTimers()  # By the awake clock.
         self._hold = FailureHold()
-        self._late: dict[int, Status] = {}  # Nodes that joined a failed job before its report arrived.
+        self._late: dict[int, Status] = {}  # Nodes that joined a failed job before it had a report.
         self._waits.observe(self._clock.read(now), self.rounds)
 
     @property
