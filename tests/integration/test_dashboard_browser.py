@@ -18,8 +18,11 @@ from playwright.sync_api import expect, sync_playwright
 
 import large_dashboard
 from dashboards import Dashboard, await_agents
+from holdfast.views.report.html import render
+from holdfast.views.report.model import describe
 from real_jobs import PATIENCE_S
 from real_teams import Cluster
+from timelines import one_restart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -190,6 +193,7 @@ def see_end(page: Page, logs: Path) -> None:
     expect(page.locator("#why")).to_have_text(re.compile(r"seen enough · at \d\d:\d\d:\d\d$"))
     expect(page.locator("#report")).to_have_text(f"Report: holdfast report {logs}")
     expect(page.locator("#live")).to_have_text("ended")  # It stays, without the agents.
+    expect(page.locator(".pill.running")).to_have_count(0)
     for name in ("Restart", "Stop", "Drain", "Undrain", "Take stacks"):
         expect(page.locator("button:visible", has_text=name)).to_have_count(0)
 
@@ -361,6 +365,18 @@ def served_page() -> Iterator[tuple[str, list[set[str]]]]:
         yield f"http://127.0.0.1:{server.server_port}/", requests
         server.shutdown()
         thread.join()
+
+
+def test_zoomed_timeline_of_a_report_labels_every_mark_differently(browser: Browser) -> None:
+    page = browser.new_page(viewport={"width": 1240, "height": 860})
+    text = render(describe(one_restart().runs()))
+    page.set_content(re.sub(r'data-seconds="[^"]+"', 'data-seconds="7300"', text))
+    for _ in range(5):
+        page.click("text=Zoom in")
+    labels = page.locator(".ticks text").all_text_contents()
+    assert "1 h 1 min 30 s" in labels
+    assert len({*labels}) == len(labels)
+    page.close()
 
 
 TICKS = """async () => {

@@ -48,7 +48,7 @@ function render() {
   const kind = end ? end.outcome : job.problem ? "unreachable" : job.state === "active" ? "running" : job.state;
   document.title = `${job.run_id || "Holdfast"}: ${kind || "…"}`;
   setText($("live"), end ? "ended" : state.live !== "on" ? "reconnecting" : job.problem ? "no connection to the job" : "live");
-  $("live").className = `live ${end ? "over" : isLost ? "wait" : "on"}`;
+  $("live").className = `live ${end ? "ended" : isLost ? "wait" : "on"}`;
   setText($("job"), job.run_id || "…");
   setText($("over"), [job.elapsed_s ? `${end ? "ran" : "running"} for ${duration(job.elapsed_s)}` : "", session.readOnly ? "read-only" : "", `holdfast ${session.version}`].filter(Boolean).join(" · "));
   // Without a connection, and after the end, the page shows the last known state.

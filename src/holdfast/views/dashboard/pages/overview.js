@@ -25,14 +25,14 @@ export function overview(element) {
       [job.generation < 0 ? "–" : number(job.generation), job.round < 0 ? "generation" : `generation, round ${job.round}`],
       [`${job.restarts} of ${job.max_restarts}`, "restarts charged"],
       [`${job.members} of ${job.min_nodes}:${job.max_nodes}`, `nodes, ${job.present} connected`],
-      job.end ? [number(job.ranks), "workers at last"] : [`${job.running} of ${job.ranks}`, "workers running"],
+      job.end ? [number(job.ranks), "workers, last known"] : [`${job.running} of ${job.ranks}`, "workers running"],
       [steps, job.rate === null ? "step" : `step, ${number(job.rate)} steps/s`],
     ];
     fill(figures, JSON.stringify(shown), () => shown.map(([value, text]) => h("div", { class: "figure" }, h("b", {}, value), h("span", {}, text))));
     // The only node of a job cannot be drained.
     const canDrain = state.canAct && job.max_nodes > 1;
     setText(title, job.end ? "Nodes, as last reported" : "Nodes");
-    fill(nodes, JSON.stringify([state.nodes, canDrain, state.isLost]), () => nodeTable(state, canDrain));
+    fill(nodes, JSON.stringify([state.nodes, canDrain, state.isLost, Boolean(job.end)]), () => nodeTable(state, canDrain));
     fill(slow, slowKey(state), () => stragglers(state));
     const newest = state.events.filter((event) => isOfJob(event, state)).slice(-EVENTS_SHOWN);
     fill(events, `${newest.length} ${newest[0]?.wall} ${newest.at(-1)?.wall}`, () => [
@@ -51,10 +51,11 @@ export function eventLine(event) {
   return h("li", { class: event.is_problem ? "bad" : "" }, h("time", {}, clock(event.wall)), " ", h("span", { class: "dim" }, event.source || "job"), " ", event.text || event.kind);
 }
 
-function nodeTable({ nodes, isLost }, canDrain) {
+function nodeTable({ nodes, isLost, job }, canDrain) {
+  const isOver = Boolean(job.end);
   const rows = nodes.slice(0, NODES_SHOWN).map((one) => [
     h("span", { class: "mono" }, one.node), one.host,
-    [pill(one.state), one.mark ? h("span", { class: `mark ${one.mark}` }, one.mark) : ""],
+    [isOver ? "–" : pill(one.state), !isOver && one.mark ? h("span", { class: `mark ${one.mark}` }, one.mark) : ""],
     one.ranks_text ? h("a", { href: `#logs?ranks=${encodeURIComponent(one.ranks_text.replaceAll(" ", ""))}` }, one.ranks_text) : "–",
     `${one.running}/${one.size}`,
     one.step_max < 0 ? "–" : one.step_min === one.step_max ? number(one.step_max) : `${number(one.step_min)} – ${number(one.step_max)}`,
@@ -73,17 +74,20 @@ function marked({ ranks }) {
     .sort((a, b) => order[ranks.mark[a]] - order[ranks.mark[b]] || (ranks.rate[a] ?? 0) - (ranks.rate[b] ?? 0) || a - b).slice(0, 20);
 }
 
+function reportsSteps(ranks) {
+  return (ranks.step || []).some((step) => step >= 0);
+}
+
 export function slowKey(state) {
   const { ranks } = state;
-  return JSON.stringify([marked(state).map((at) => [ranks.rank[at], ranks.mark[at], ranks.lag[at], ranks.rate[at], ranks.age[at]]), ranks.rank.length]);
+  return JSON.stringify([marked(state).map((at) => [ranks.rank[at], ranks.mark[at], ranks.lag[at], ranks.rate[at], ranks.age[at]]), ranks.rank.length, reportsSteps(ranks)]);
 }
 
 export function stragglers(state) {
   const { ranks, nodes } = state;
   const found = marked(state);
   if (!found.length) {
-    const reporting = (ranks.step || []).some((step) => step >= 0);
-    return h("p", { class: "about" }, reporting ? "No stragglers." : "Unknown: no rank reports steps (holdfast.worker.progress).");
+    return h("p", { class: "about" }, reportsSteps(ranks) ? "No stragglers." : "Unknown: no rank reports steps (holdfast.worker.progress).");
   }
   return table(["rank", "node", "state", "#steps/s", "#behind", "#last heartbeat", ""], found.map((at) => [
     String(ranks.rank[at]), nodes[ranks.node[at]]?.node ?? "", h("span", { class: `mark ${ranks.mark[at]}` }, ranks.mark[at]),
