@@ -21,7 +21,7 @@ class StoreAccess(Enum):
     """Which clients may connect to the workers' store, besides this user on the first node's host."""
 
     HOSTS = "hosts"
-    """Clients on hosts that the job's agents attest."""
+    """Clients of this user on hosts that the job's agents attest."""
     OPEN = "open"
     """Every client."""
     PRIVATE = "private"
@@ -90,7 +90,7 @@ class JobSettings(NamedTuple):
         StoreAccess,
         Setting(
             "store",
-            "who can connect to the workers' store: hosts of the job, any client (the default for one "
+            "who can connect to the workers' store: this user on hosts of the job, any client (the default for one "
             "node), or only agents, which forward their workers' requests",
             depends=True,
         ),
