@@ -444,7 +444,7 @@ class AsyncEtcdClient:
             self._switch((at + 1) % len(self.settings.endpoints), why)
 
     def _switch(self, to: int, why: str) -> None:
-        """Switch to another endpoint; connections and watches at this one end."""
+        """Switch to another endpoint; idle connections and all watches at the previous one end."""
         self._current = to
         idle, self._idle = self._idle, []
         for connection in idle:

@@ -135,7 +135,7 @@ would wait for each other."""
 
 
 def remove_orphans(temporary: str) -> None:
-    """Remove the folders of members that were killed together with their guard, or lost power."""
+    """Remove the folders of members that were killed together with their guard, or by a loss of power."""
     for folder in Path(temporary).glob(f"{FOLDER_PREFIX}*"):
         with contextlib.suppress(OSError):
             if folder.is_symlink() or folder.stat().st_uid != os.geteuid():

@@ -59,7 +59,7 @@ PAUSE_S_MIN, PAUSE_S_MAX = 0.005, 0.4
 """The random pause between attempts has a maximum that doubles from the first value to the second. With shorter
 pauses many writers need more attempts."""
 UNREACHABLE_PAUSE_S_MIN, UNREACHABLE_PAUSE_S_MAX = 0.01, 1.0
-"""The pause between two attempts to watch while etcd is unreachable."""
+"""The pause between two attempts to read or watch while etcd is unreachable."""
 READ_S_MIN = 3.0
 """The minimum limit of a read, even if less of the timeout is left."""
 NEXT_S_MAX = 3600.0

@@ -394,8 +394,8 @@ class SessionConnection(Protocol):
     problem: ConnectFailed | None
     """Why it ended."""
     confirmed_at: float | None
-    """When this side sent the last message that the other side is known to have received; None for the
-    time of the connection."""
+    """When this side sent the last message that the other side is known to have received. None means the
+    time at which the connection was made."""
 
     def send(self, message: Status | Heartbeat | StoreCall | NodeReport) -> None: ...
 

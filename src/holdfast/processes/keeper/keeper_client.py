@@ -1,8 +1,9 @@
 """The agent's side of the keeper: start a keeper, request workers from it, receive their exits.
 
-There are two ways to make a keeper. `Keeper.start` runs `keeper/keeper_program.py`, which serves
-commands and new interpreters. `Keeper.fork` forks this process, for function workers that must
-share its memory (start method `fork`). `prestart` starts a keeper in the background; the next
+There are three ways to make a keeper. `Keeper.start` runs `keeper/keeper_program.py`, which serves
+commands and new interpreters. `Keeper.run_program` runs another program as the keeper: the fork server
+of function workers (start method `forkserver`). `Keeper.fork` forks this process, for function workers
+that must share its memory (start method `fork`). `prestart` starts a keeper in the background; the next
 `Keeper.start` takes it over.
 
 The end of the module handles orphans: processes whose keeper was killed. An agent that is a process

@@ -238,7 +238,7 @@ class DefaultLogsSpecs(LogsSpecs):
             self._is_temporary = False
 
     def discard_if_empty(self) -> bool:
-        """Remove a temporary directory if it is empty; return whether it was removed."""
+        """Remove a temporary directory if it contains no data; return whether it was removed."""
         if not self._is_temporary or self._root_log_dir is None:
             return False
         if self._run_dir is not None:

@@ -338,7 +338,7 @@ class RunningGroup(ABC):
             self._report_held_exits()
         if self._stop is not None and not self._stop.ended:
             self._perform(self._stop.handle(now, TICK, self._stop.story.last))
-            if self._stop.ended:  # The time ended before all processes had exited.
+            if self._stop.ended:  # The time limit passed before all processes had exited.
                 self._check_keeper()
         events: list[Event] = []
         for one in self._pending:
@@ -711,7 +711,7 @@ class RunningGroup(ABC):
         if warm.fileno() != self._zygote_fd:
             self._unwatch(self._zygote_fd)
             self._watch_zygote()
-        self._receive_keeper_events()  # A lost zygote has read the keeper's events; take them now.
+        self._receive_keeper_events()  # If the zygote was lost, `warm` has read from the keeper.
 
     def _watch_zygote(self) -> None:
         """Watch the zygote; restart it for the next start if it has exited."""
