@@ -446,7 +446,7 @@ class UnreadReplies:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._unread: dict[ServerConnection, int] = {}  # When each was last checked.
+        self._unread: dict[ServerConnection, int] = {}  # In bytes, at the last check.
         self._total = 0
 
     def note(self, peer: ServerConnection) -> list[ServerConnection]:

@@ -165,7 +165,7 @@ class CoordinatorMachine:
         self._successor_until = now + SUCCESSOR_WAIT_S if follows_another else now
         self._endpoint_index = endpoint_index
         self._recover_s = recover_s
-        # If there are saved jobs, even an empty list, all earlier jobs are known.
+        # A list of saved jobs, even an empty one, has all earlier jobs.
         self._recover_until = now + (recover_s or 0.0) if saved_jobs is None else now
         self._fence_floor = fence_floor
         self._host = host

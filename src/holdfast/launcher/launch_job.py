@@ -266,10 +266,10 @@ def store_access_of(config: LaunchConfig) -> str:
 
 
 def own_address_if_named(config: LaunchConfig) -> str | None:
-    """Return this host's address for the workers' store of a job of one node that names an endpoint.
+    """Return this host's address for the workers' store, if a job of one node names an endpoint.
 
-    Jobs on other machines may use that store, as the replica groups of one training run do. Such a job gets
-    the same address as with torchrun.
+    Jobs on other machines may use that store, as the replica groups of one training run do. torchrun
+    sets the same address.
     """
     alone = config.standalone or config.max_nodes > 1 or not config.rdzv_endpoint
     if alone or Backend.named(config.rdzv_backend) is not Backend.C10D:
