@@ -3,7 +3,7 @@
 `WorkerProcesses` starts one `RunningGroup` (`processes.workers.group`) for each generation of a run, and
 owns the processes that outlive a generation: the keeper, and the zygote that forks warm workers.
 
-The names and values of the workers' variables are TorchElastic's, except for two.
+The workers' variables have TorchElastic's names and values; Holdfast's own begin with `HOLDFAST_`.
 `HOLDFAST_GENERATION` counts the starts of the workers over the whole job, whatever the reason, and is
 the same on every node; `TORCHELASTIC_RESTART_COUNT` counts failures only. `HOLDFAST_FENCE` is the same
 on every node, too, and grows with every generation. Unlike the generation it keeps growing if the
@@ -184,7 +184,7 @@ class WorkerProcesses:
         self._generation, self._stuck = order.generation, {}
         keeper = self._obtain_keeper() if self._warm is not None else None
         if self._warm is not None and keeper is not None:
-            with long_wait("imports"):  # The user's modules may take any time as they are imported.
+            with long_wait("imports"):  # Importing the user's modules may take any time.
                 self._warm.await_ready(keeper)
         if callable(self.group.spec.entrypoint):
             with long_wait("the start of functions"):  # A fork server imports the user's modules.

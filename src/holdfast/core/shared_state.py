@@ -275,7 +275,7 @@ class SharedStateSession:
         self._ticked_at = self._write_at = now
         # A generation, and since when this node waits for the others.
         self._waiting_since = (-1, now)
-        self._contending = (-1, 0.0)  # The rival with its node id, and since when.
+        self._contending = (-1, 0.0)  # Another node with this node's id, and since when.
         # When to read. The pause grows while nothing happens, and after each conflict.
         self._read_at: float | None = None
         self._pause_s = READ_S_MIN
