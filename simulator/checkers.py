@@ -228,7 +228,7 @@ class CountersNeverDecrease(Checker):
         started = before is not None and after.generation > before.generation
         if decision.coordinator in self.world.replaced:
             return  # Its decisions reach only nodes that its successor cannot reach.
-        # A store that lost its state and has no nodes starts from the clock of another host.
+        # If a store has lost its state and has no nodes, its next fence is from the clock of another host.
         counts = started and not decision.adopted and self.world.driver != "backend"
         if counts and after.phase is JobPhase.ACTIVE and after.fence <= fence:
             self.violated(f"{run_id} has fence {after.fence} after {fence}")

@@ -261,7 +261,7 @@ class FaultInjector:
         self._schedule_next()
 
     def configure(self, agent: Agent) -> None:
-        """Make some of the nodes slow."""
+        """Make a new agent slow, with the probabilities of the profile."""
         if self._world.now < self._until_s and self._rng.random() < self._profile.lag_share:
             agent.lag_s = LAG_S
         if self._profile.slow_share and self._rng.random() < self._profile.slow_share:
@@ -613,7 +613,7 @@ class FaultInjector:
         world.schedule(world.now + self._between(*NOTICED_S), take_over, None)
 
     def _restart(self, old: Coordinator) -> None:
-        """Restart a replaced and disconnected coordinator, like an agent that crashed."""
+        """Restart a replaced and disconnected coordinator, as if its agent had crashed."""
         world = self._world
         if not old.alive or not any(old in agent.apart for agent in self._all_agents()):
             return

@@ -2,8 +2,8 @@
 
 The gateway encodes keys and values as base64, and 64-bit numbers as strings; msgspec converts both. An
 unsuccessful answer becomes a `GatewayRefusal`: the problem, and the possible reactions of a client. etcd's errors
-have a gRPC code and a text. If the text is known (`ErrorCode`), it decides, because one code has many meanings; no
-other module reads these texts.
+have a gRPC code and a text. A known text (`ErrorCode`) determines the refusal, because one code has many meanings;
+no other module reads these texts.
 
 A transaction that only reads or deletes one range, unconditionally, is sent as a plain request: an etcd
 that is out of space accepts plain requests, but no transactions.

@@ -68,7 +68,7 @@ class BackgroundHandler(SafeHandler):
         self._queue: deque[Event | TimelineLine] = deque()
         self._thread: threading.Thread | None = None
         self._call_began: float | None = None
-        self._abandoned_call: float | None = None  # The call for which a flush timed out.
+        self._abandoned_call: float | None = None  # The call for which a flush or a fork timed out.
         self._calling = threading.Lock()  # Held during a call, and during a fork.
         self._is_blocked = False
         self._is_recording = False

@@ -141,7 +141,7 @@ def command_of(pid: int) -> str:
 
 
 def describe(pid: int) -> str:
-    """Return lines that describe a process and the wait of each thread, or one line if it has exited.
+    """Return lines that describe a process and what each of its threads waits for; one line if it has exited.
 
     They contain no Python stacks, but distinguish a process that computes from one that sleeps, and one
     that waits for a lock from one that waits for a disk.

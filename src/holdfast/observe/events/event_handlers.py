@@ -50,7 +50,7 @@ class ConsoleEventHandler(EventHandler):
 
 
 FILE_BYTES_MAX = 64 * 1024 * 1024
-"""A file is rotated before it exceeds this size, so a node needs at most twice this size."""
+"""A file is rotated before it exceeds this size. So each kind of file needs at most twice this size on a node."""
 BUFFERED_MAX = 1000
 """How many events are buffered before the folder exists; the oldest are dropped first."""
 
@@ -77,7 +77,7 @@ class LogDirectoryHandler(EventHandler):
         """Append a line to one of the files; raise `OSError` if it cannot be written."""
         if isinstance(event, TimelineLine):
             self._timeline.record(event)
-            # A reader needs these two lines to interpret the others.
+            # A reader needs the newest `run` and `generation` lines to interpret the others.
             if event.kind == "run":
                 self._timeline.head = (event.serialize(),)
             elif event.kind == "generation":

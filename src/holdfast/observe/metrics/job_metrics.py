@@ -2,7 +2,7 @@
 
 `FAMILIES` lists them; docs/guides/metrics.md has the same table. States, stages of restarts and goodput
 come from the history of the run (`control.history`). The agent's thread sends lifecycle events, and
-another thread collects metrics; a lock guards them.
+another thread collects metrics; a lock guards the history and the counts.
 """
 
 from __future__ import annotations

@@ -294,7 +294,7 @@ def native_threads(of_python: int, tasks: str = "/proc/self/task") -> int:
 
 
 def open_devices(folder: str = "/proc/self/fd", devices: tuple[str, ...] = DEVICES) -> list[str]:
-    """Return the accelerators that this process has open."""
+    """Return the device files of accelerators that this process has open."""
     found = []
     for name in os.listdir(folder):
         try:
