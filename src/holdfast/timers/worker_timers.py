@@ -74,7 +74,7 @@ class WorkerTimers:
 
     @property
     def failed_kills(self) -> Mapping[int, int]:
-        """How often a late process could not be signalled; `collect_late` returns its timers again."""
+        """How often each late process could not be signalled; `collect_late` returns its timers again."""
         return self._kills
 
     def finish(

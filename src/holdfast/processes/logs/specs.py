@@ -516,7 +516,7 @@ class WorkerStdio:
         return opened
 
     def note_files(self, rank: int) -> None:
-        """Follow the files of a worker that opens its streams itself."""
+        """Note the files of a worker that opens its streams itself; following begins later."""
         for which, paths in ((STDOUT, self._dest.stdouts), (STDERR, self._dest.stderrs)):
             if paths.get(rank):
                 self._files.append((rank, which, paths[rank]))
@@ -605,7 +605,7 @@ class WorkerStdio:
             return ""
 
     def stderr_written(self, rank: int) -> int:
-        """Return the number of bytes read from the pipe of a worker's standard error; 0 without one."""
+        """Return how many bytes a worker has written to the pipe of its standard error; 0 without a pipe."""
         captured = self._captured.get((rank, STDERR))
         return captured.written() if captured is not None else 0
 
