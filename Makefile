@@ -46,9 +46,8 @@ help: ## Show this
 demo: $(VENV)/.holdfast ## Run a job that loses a worker and a node, gains one, and finishes (about 10 seconds)
 	@$(BIN)/python examples/demo.py
 
-# In their own order, the last files have short tests, so that no process waits for another one at the end.
 test: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.torch ## Run all tests
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.lint ## Check style, types and the layering of imports
 	$(BIN)/ruff check .
