@@ -35,6 +35,7 @@ from simulator.checkers import (
 )
 
 SEEDS_MAX = 40
+TELLING_SEEDS = (9, 13, 24)  # The only ones below 25 that show some broken rules of backends.
 
 ON_ETCD: list[tuple[Machines, type[Checker], str]] = [
     (Machines(rounds=broken.AnyNodeTakesOverId), LiveNodeKeepsId, "churn"),
@@ -144,7 +145,7 @@ def test_broken_rules_are_detected(
     minutes = 1.7
     if profile == "take_over":  # A takeover must happen while the first coordinator is alive.
         nodes, minutes = 9, 3.0
-    for seed in range(SEEDS_MAX):
+    for seed in (*TELLING_SEEDS, *range(SEEDS_MAX)):
         result = simulate(
             seed,
             nodes=nodes,
