@@ -73,6 +73,30 @@ def wait_and_tidy_up(messages: str, path: str) -> None:
             stream.write("tidy")
 
 
+class WaitsInItsFinalizer:
+    """Waits while it is deleted. Python ignores what raises then."""
+
+    def __init__(self, messages: str) -> None:
+        self._messages = messages
+
+    def __del__(self) -> None:
+        with open(self._messages, "w") as stream:
+            stream.write(f"waits {os.getpid()}\n")
+        while True:
+            time.sleep(0.1)
+
+
+def wait_in_a_finalizer(messages: str, path: str) -> None:
+    """Wait in a finalizer and after it until something raises, then write a file."""
+    try:
+        WaitsInItsFinalizer(messages)
+        while True:
+            time.sleep(0.1)
+    finally:
+        with open(path, "w") as stream:
+            stream.write("tidy")
+
+
 def wait_in_native_code(messages: str) -> None:
     """Wait in a native call that never returns: for a lock that this thread itself holds."""
     function_signals.NATIVE_CALL_S_MAX = 0.1

@@ -189,6 +189,17 @@ def test_functions_have_pythons_default_signal_actions(callers: Callers) -> None
             signal.signal(number, handler)
 
 
+def test_signal_whose_exception_python_ignores_is_sent_again(
+    callers: Callers, tmp_path: Path
+) -> None:
+    messages = WorkerMessages(tmp_path)
+    started = callers.start(fns.wait_in_a_finalizer, (str(messages.path), str(tmp_path / "left")))
+    os.kill(messages.take(1)["waits"], signal.SIGTERM)
+    assert finished(started).failures[0].exitcode == -signal.SIGTERM
+    assert (tmp_path / "left").read_text() == "tidy"
+    messages.close()
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_raises_in_the_function(
     callers: Callers, tmp_path: Path, signum: signal.Signals
