@@ -328,7 +328,7 @@ class ControlPoint:
             use(server)
 
     def _begin_start(self) -> bool:
-        """Start the server in a thread, unless that has begun; return False if no thread can start."""
+        """Start the server in a thread, if none is starting or runs; return False if no thread can start."""
         if self._starting is None:
             starting = threading.Thread(
                 target=self._start_server, name="holdfast-control-start", daemon=True
