@@ -1,7 +1,8 @@
 """Measures how long a status request takes, and how much of the coordinator's CPU subscribers use.
 
-    watching.py AGENTS SUBSCRIBERS SECONDS
+    watching.py AGENTS SUBSCRIBERS SECONDS [REST_S]
 
+REST_S is the time before the coordinator's CPU is measured: by default, until there is no subscriber.
 The fleet is that of `fleet.py`; each agent reports eight workers. The subscribers are in their own
 process, and have subscribed to events and to the state of the job. Prints one line of JSON.
 """
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 WORKERS = 8
 STATUSES = 20
 FORM_S_MAX = 60.0
+REST_S = 12.0
 
 
 class WatchedFleet(Fleet):  # type: ignore[misc]
@@ -130,6 +132,7 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     count, subscribers, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    rest_s = float(sys.argv[4]) if len(sys.argv) > 4 else REST_S
     listener = try_bind("127.0.0.1", 0, is_host=True)
     assert listener is not None
     port = listener.getsockname()[1]
@@ -155,7 +158,7 @@ def main() -> None:
             fleet.idle_for(0.05)
         children.remove(client)
         statuses = json.loads(os.read(results_read, 1 << 16))
-        fleet.idle_for(12.0)  # Until there is no subscriber.
+        fleet.idle_for(rest_s)
         cpu_s = cpu_s_of(server)
         fleet.idle_for(seconds)
         alone = (cpu_s_of(server) - cpu_s) / seconds

@@ -32,7 +32,7 @@ def test_fleet_that_times_out_reports_no_figures() -> None:
 
 
 def test_fleet_can_be_watched() -> None:
-    found = run("watching.py", 10, 2, 0.2)
+    found = run("watching.py", 10, 2, 0.2, 0.1)
     assert found["status_s"] > 0
     assert found["core_watched"] > 0
 
