@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import tempfile
@@ -12,6 +13,7 @@ import pytest
 from holdfast.cli import operate
 from holdfast.cli.commands import COMMANDS
 from holdfast.cli.completion_command import SHELLS, flags_of_commands, script_for
+from holdfast.control.discovery import AgentDirectory, JobChoice, find_job
 from holdfast.control.job_logs import parse_ranks
 from holdfast.control.stack_groups import grouped, innermost_frame
 from holdfast.core.phases import JobOutcome
@@ -98,6 +100,10 @@ def test_ps_omits_ended_jobs_and_folders_of_other_users(
     assert row.split()[0] == "runs"
     [problem] = printed.err.splitlines()
     assert file_name("foreign") in problem
+    named = JobChoice(backend="file", endpoint=str(tmp_path), run_id="ended")
+    location, _ = asyncio.run(find_job(named))
+    assert isinstance(location, AgentDirectory)
+    assert location.run_id == "ended"
 
 
 PY_SPY = """Process 7: python train.py
