@@ -5,7 +5,7 @@
     HoldfastError                     has a one-line message, a hint, an exit code
     ├── UsageError                    a flag, argument or setting is not valid  exit 2
     ├── CannotStart                   the user's program cannot be started      exit 126 or 127
-    ├── EnvironmentProblem            this machine lacks or refuses something   exit 78
+    ├── EnvironmentProblem            a problem on this machine                 exit 78
     ├── JobStopped                    a person stopped the job                  exit 143
     └── InternalError                 a bug in Holdfast                         exit 70
 
@@ -58,7 +58,7 @@ class CannotStart(HoldfastError):
 
 
 class EnvironmentProblem(HoldfastError):
-    """This machine lacks or refuses something: a folder, a port, a kernel feature."""
+    """A problem on this machine, such as a missing folder, a port in use or a kernel feature that it lacks."""
 
     exit_code = 78
 

@@ -249,7 +249,7 @@ FLAGS = (
     _shared(FAILURES, "--max-restarts", 0, "N", "max_restarts", field="max_restarts"),
     Flag(
         FAILURES, "--monitor-interval", 0.1, "SECONDS",
-        "accepted for compatibility; exits are detected at once, without polling (0.1)",
+        "how often your own agents and rendezvous handlers are polled; exits are detected at once (0.1)",
         values.interval, field="monitor_interval",
     ),
     Flag(
