@@ -81,8 +81,8 @@ class ControlCredentials(msgspec.Struct, frozen=True, kw_only=True):
 class AgentPort:
     """The one port of an agent: other nodes watch its presence there, and control clients connect.
 
-    It listens from its creation until `close`, on all addresses, or only at `address` if that is a loopback
-    address. Raises `OSError`. A connection that starts with `PRESENCE_REQUEST` receives `presence_id` and stays
+    It listens from its creation until `close`, only at `address` if that is an address of this host, otherwise on all
+    addresses. The other nodes and clients use `address` too, also those on this host. Raises `OSError`. A connection that starts with `PRESENCE_REQUEST` receives `presence_id` and stays
     open. The callback of `serve` gets all others. The port belongs to the loop that called `open`.
     """
 
@@ -94,11 +94,10 @@ class AgentPort:
         control: str = ON,
         shows_presence: bool = True,
     ) -> None:
-        is_local_only = bool(address) and addresses.names_loopback(address)
         where = (
             listening.candidates_of(address, 0)
-            if is_local_only
-            else listening.wildcard_addresses(0)
+            if addresses.names_loopback(address)
+            else listening.node_addresses(listening.address_of(address), 0)
         )
         self._listener = listening.listen(where)
         addresses.use_small_segments(self._listener)

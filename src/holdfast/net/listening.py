@@ -49,6 +49,19 @@ def wildcard_addresses(port: int) -> list[Address]:
     ]
 
 
+def node_addresses(address: str, port: int) -> list[Address]:
+    """Return the addresses on which a server listens that other nodes reach at `address` of this node.
+
+    That address alone if this host has it, so that networks of other addresses do not reach the server. If not, for
+    example behind NAT, or if `address` is empty: all addresses. A server on loopback never listens elsewhere.
+    """
+    if not address:
+        return wildcard_addresses(port)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    one = Address(family, (address, port, 0, 0) if ":" in address else (address, port))
+    return [one] if addresses.is_loopback(address) else [one, *wildcard_addresses(port)]
+
+
 def address_of(host: str) -> str:
     """Return an address or `localhost` as an address; empty for any other host name.
 
@@ -136,19 +149,12 @@ class ReservedPort:
 
     The kernel never assigns a reserved port as a free one. Unless it is `listening`, a worker can still bind it by
     number with `SO_REUSEADDR`, as stores do, and so can a process of another user.
-    `number` 0 is any free port. A `listening` port queues connections until a process accepts them.
-
-    If this host does not have the address, for example behind NAT, the port is reserved on all addresses. A port
-    on loopback is never reserved elsewhere.
+    `number` 0 is any free port. A `listening` port queues connections until a process accepts them. If this host does
+    not have the address, the port is reserved on all addresses (`node_addresses`).
     """
 
     def __init__(self, number: int = 0, *, listening: bool = False, address: str = "") -> None:
-        where = wildcard_addresses(number)
-        if address:
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            one = Address(family, (address, number, 0, 0) if ":" in address else (address, number))
-            is_loopback = address.startswith("127.") or address == "::1"
-            where = [one] if is_loopback else [one, *where]
+        where = node_addresses(address, number)
         try:
             self._socket = bind(where, socket.SOMAXCONN if listening else None)
         except OSError as problem:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+
+import pytest
 
 from holdfast.net import agent_port, presence
 from holdfast.net import listening as listening_sockets
@@ -15,10 +17,18 @@ from holdfast.net.presence import PRESENCE_REQUEST, PresenceObservation, Presenc
 from in_loop import in_loop
 from real_jobs import PATIENCE_S
 
-if TYPE_CHECKING:
-    import pytest
-
 HERE = "127.0.0.1"
+
+
+def own_address() -> str:
+    """Return the address from which this host reaches others; loopback if it has no network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("203.0.113.66", 9))  # Sends nothing.
+        return str(probe.getsockname()[0])
+    return HERE
+
+
+OWN_ADDRESS = own_address()
 RACES, RACE_S = 300, 0.0006  # Longer than a connect takes.
 
 
@@ -41,6 +51,25 @@ def opened(*, control: str = OFF, shows_presence: bool = True) -> AgentPort:
     )
     port.open()
     return port
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        (OWN_ADDRESS, OWN_ADDRESS),
+        ("203.0.113.66", "::"),  # An address of another host, as behind NAT.
+        ("node0", "::"),
+        ("", "::"),
+    ],
+)
+def test_port_listens_only_at_the_named_address_of_this_host(named: str, expected: str) -> None:
+    port = AgentPort(named, ControlCredentials(run_id="job"))
+    try:
+        with socket.socket(fileno=os.dup(port.fileno())) as listener:
+            assert listener.getsockname()[0] == expected
+    finally:
+        port.close()
 
 
 @in_loop
