@@ -68,6 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[MARK] = str(os.getpid())
     os.environ["HOME"] = config.stash[HOME] = tempfile.mkdtemp(prefix="holdfast-tests-home-")
     os.environ["HOLDFAST_RUNTIME_DIR"] = config.stash[HOME]
+    for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # Some CI systems set them.
+        os.environ.pop(name, None)
     for one in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(one) == signal.SIG_IGN:
             interrupt = one == signal.SIGINT

@@ -3,6 +3,9 @@
 This module does not import `logging`, which would cost a tenth of the start-up. If the program has set up logging,
 the logger `holdfast` receives these lines; otherwise each is one plain line. The variable `LOGLEVEL` selects the
 lines, as for `torchrun`.
+
+Colours are for people: only `is_coloured` decides about them, and only text that is about to be written to a stream
+gets them (`paint`).
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ PIECE_CHARS_MAX_NOT_ASCII = PIECE_CHARS_MAX // 10
 
 # How much of an exception's text is shown: it may contain a whole batch of data.
 PROBLEM_CHARS_MAX = 500
+
+# Styles, by ECMA-48.
+DIM, RED, YELLOW = "2", "31", "33"
 
 _LEVELS = {
     "DEBUG": DEBUG, "INFO": INFO, "WARNING": WARNING, "WARN": WARNING, "ERROR": ERROR,
@@ -59,9 +65,42 @@ def log(level: int, text: str) -> None:
     if level < threshold():
         return
     try:
-        write_line(f"[holdfast] {text}")
+        write_line(paint(f"[holdfast] {text}", _style_of(level), sys.stderr))
     except (OSError, ValueError, AttributeError):
         pass  # There is no console, or it is closed.
+
+
+def is_coloured(stream: TextIO | None) -> bool:
+    """Whether text for a stream gets colours: on a terminal, unless the user's variables say otherwise.
+
+    The order is Python's: NO_COLOR, then FORCE_COLOR and CLICOLOR_FORCE, then TERM. An empty variable counts as unset.
+    """
+    if stream is None or os.environ.get("NO_COLOR"):
+        return False
+    if any(
+        os.environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")
+    ):
+        return True
+    if os.environ.get("TERM") == "dumb":
+        return False
+    try:
+        return stream.isatty()
+    except (OSError, ValueError, AttributeError):
+        return False  # It is closed.
+
+
+def paint(text: str, style: str, stream: TextIO | None) -> str:
+    """Return text for a stream in a style, if the stream has colours."""
+    return f"\x1b[{style}m{text}\x1b[0m" if text and is_coloured(stream) else text
+
+
+def _style_of(level: int) -> str:
+    return RED if level >= ERROR else YELLOW if level >= WARNING else DIM
+
+
+def error_line(prog: str, text: str) -> str:
+    """Return the line on standard error with which a command fails."""
+    return f"{prog}: {paint('error:', RED, sys.stderr)} {text}\n"
 
 
 _unfinished = False  # Whether only a part of the last line was written.

@@ -232,7 +232,7 @@ def dispatch(argv: list[str]) -> int:
     if name.endswith(".py") or (name.startswith("-") and not hint):
         hint = f"did you mean holdfast run {name}?"
     hint = hint or f"commands: {', '.join(COMMANDS)}"
-    _write(sys.stderr, f"holdfast: error: {name!r} is not a command; {hint}\n")
+    _write(sys.stderr, _error_line("holdfast", f"{name!r} is not a command; {hint}"))
     return USAGE
 
 
@@ -314,16 +314,18 @@ def _exit_code(
 
 def _report(error: Exception, name: str) -> int:
     if isinstance(error, HoldfastError):
-        _write(sys.stderr, f"holdfast {name}: error: {error}\n")
+        _write(sys.stderr, _error_line(f"holdfast {name}", str(error)))
         return error.exit_code
     shortage = find_shortage(error)
     if shortage is not None:
         return _report(shortage, name)
+    from holdfast import console
     from holdfast.processes.failures.failure import ChildFailedError, exit_status
     from holdfast.processes.signals import SignalException, describe_signal
 
     if isinstance(error, ChildFailedError):
-        _write(sys.stderr, f"{error}\n")
+        report = error.for_terminal(lambda line: console.paint(line, console.RED, sys.stderr))
+        _write(sys.stderr, f"{report}\n")
         return exit_status(error)
     if isinstance(error, SignalException):
         _write(sys.stderr, f"holdfast {name}: stopped by {describe_signal(error.sigval)}\n")
@@ -334,8 +336,14 @@ def _report(error: Exception, name: str) -> int:
 
     trace = visible("".join(traceback.format_exception(error)))
     bug = "this is a bug in Holdfast; please report it"
-    _write(sys.stderr, f"{trace}holdfast {name}: error: {bug}\n")
+    _write(sys.stderr, trace + _error_line(f"holdfast {name}", bug))
     return BUG
+
+
+def _error_line(prog: str, text: str) -> str:
+    from holdfast import console
+
+    return console.error_line(prog, text)
 
 
 def _write(stream: TextIO | None, text: str) -> None:

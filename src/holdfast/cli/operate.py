@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast import console
 from holdfast.cli.commands import COMMANDS
 from holdfast.cli.parser import CommandParser
 from holdfast.control import discovery
@@ -306,7 +307,9 @@ async def print_events(args: argparse.Namespace) -> None:
             if args.json:
                 print_json(event)
             else:
-                print_text(f"{tables.event_line(event)}\n")
+                line = tables.event_line(event)
+                style = console.RED if event.is_problem else ""
+                print_text(f"{console.paint(line, style, sys.stdout) if style else line}\n")
 
 
 @command
@@ -318,7 +321,9 @@ async def print_logs(args: argparse.Namespace) -> None:
     wanted = LogsQuery(ranks=ranks, tail=args.tail, follow=args.follow, grep=args.grep)
     is_terminal = sys.stdout.isatty()
     printer = tables.LogPrinter(
-        prefixed=not args.no_prefix, coloured=is_terminal, escaped=is_terminal and not args.raw
+        prefixed=not args.no_prefix,
+        coloured=console.is_coloured(sys.stdout),
+        escaped=is_terminal and not args.raw,
     )
     async with await connect(args) as client:
         on_problem = lambda line: _print_problems("logs", [line])  # noqa: E731

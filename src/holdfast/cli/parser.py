@@ -12,6 +12,7 @@ import sys
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from holdfast import console
 from holdfast.cli.command_line import split
 from holdfast.errors import UsageError
 
@@ -62,7 +63,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def fail(self, text: str) -> NoReturn:
         """End the process with one line and exit code 2."""
-        self.exit(2, f"{self.prog}: error: {text}\n")
+        self.exit(2, console.error_line(self.prog, text))
 
     def _reworded(self, message: str) -> str:
         for start, describe in (

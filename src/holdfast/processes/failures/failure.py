@@ -22,6 +22,8 @@ from holdfast.processes.failures.error_file import read_error_file
 from holdfast.processes.failures.report_text import format_report
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast.processes.workers.group import WorkerExit
 
 NOT_AVAILABLE = "<N/A>"
@@ -326,6 +328,10 @@ class ChildFailedError(Exception):
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
         """Return the report as text, with lines drawn by the two characters."""
         return format_report(self, boarder_delim, section_delim)
+
+    def for_terminal(self, red: Callable[[str], str]) -> str:
+        """Return the report as text; `red` colours each line about the root cause."""
+        return format_report(self, red=red)
 
 
 def exit_status(error: ChildFailedError) -> int:

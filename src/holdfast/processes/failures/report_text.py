@@ -13,6 +13,8 @@ from holdfast.printable import one_line
 from holdfast.processes.failures import tracebacks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 
 # How many lines of a traceback, and of a message without one, are shown.
@@ -29,8 +31,16 @@ WIDTH_MAX = 60
 _SEE_ABOVE = "[the traceback above]"
 
 
-def format_report(error: ChildFailedError, border: str = "=", section: str = "-") -> str:
-    """Return the report on `error`, beginning with a line break as exception texts should."""
+def format_report(
+    error: ChildFailedError,
+    border: str = "=",
+    section: str = "-",
+    red: Callable[[str], str] = str,
+) -> str:
+    """Return the report on `error`, beginning with a line break as exception texts should.
+
+    `red` is applied to each line about the root cause.
+    """
     (rank, first), *others = error.in_order()
     title = one_line(f"{error.name} FAILED {error.restarts}".rstrip())
     root = _first_failure(rank, first)
@@ -58,10 +68,9 @@ def format_report(error: ChildFailedError, border: str = "=", section: str = "-"
     text = [
         "",
         rule,
-        title,
+        red(title),
         line,
-        "Root Cause (first observed failure):",
-        *root,
+        *map(red, ["Root Cause (first observed failure):", *root]),
         line,
         "Other Failures:",
         *(more or ["  <NO_OTHER_FAILURES>"]),
