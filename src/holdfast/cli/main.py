@@ -264,7 +264,7 @@ def run_command(argv: list[str], parse: Callable[[list[str]], Namespace] | None 
 
     def run() -> None:
         nonlocal is_compat
-        if not {"-h", "--help"} & set(argv):
+        if not {"-h", "--help", "--dry-run", "--dry_run"} & set(argv):
             keeper_client.Keeper.prestart()  # It starts while this process imports and checks the rest.
         gc.disable()  # Modules are not garbage; scanning them slows the start by 3 %.
         try:

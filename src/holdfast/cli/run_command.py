@@ -20,7 +20,7 @@ from holdfast.cli.script import check_can_start, get_use_env, parse_preload, wor
 from holdfast.core import job_settings
 from holdfast.errors import UsageError
 from holdfast.launcher import flag_values as values
-from holdfast.launcher.config import DEFAULT_MASTER_PORT, FLAGS, Flag, LaunchConfig
+from holdfast.launcher.config import DEFAULT_MASTER_PORT, FLAGS, OTHER, Flag, LaunchConfig
 from holdfast.launcher.flag_values import determine_local_world_size, parse_min_max_nnodes
 from holdfast.launcher.launch_job import elastic_launch
 from holdfast.processes.failures import error_file
@@ -46,7 +46,7 @@ __all__ = [
     "run_script_path",
 ]
 
-HELP = Flag("Other", "--help", default=None, metavar="", meaning="show this and exit", short="-h")
+HELP = Flag(OTHER, "--help", default=None, metavar="", meaning="show this and exit", short="-h")
 BY_SPELLING = {spelling: flag for flag in (*FLAGS, HELP) for spelling in flag.spellings}
 LOG_LINE_PREFIX_ENV = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 
@@ -60,7 +60,8 @@ the failure. SCRIPT gets all arguments that follow it, unchanged."""
 EPILOG = """\
 Flags can be written with - or _ (--max-restarts, --max_restarts), and abbreviated
 as long as they stay unambiguous. The variable PET_<FLAG>, such as
-PET_MAX_RESTARTS, sets a default (except for --logs-specs and --numa-binding).
+PET_MAX_RESTARTS, sets a default (except for --dry-run, --json, --logs-specs and
+--numa-binding).
 
 Exit codes: 0 if every worker succeeded; otherwise the code of the worker that
 failed first on any node, or 128+N if signal N ended it or this command; 2 for an
@@ -99,8 +100,7 @@ def build_parser(name: str = "run") -> ScriptParser:
     groups = {name: parser.add_argument_group(name) for name in names}
     for flag in FLAGS:
         _add(groups[flag.group], flag)
-    other = parser.add_argument_group("Other")
-    other.add_argument(*HELP.spellings, action="help", help=HELP.help)
+    groups[OTHER].add_argument(*HELP.spellings, action="help", help=HELP.help)
     parser.add_argument("training_script", help=argparse.SUPPRESS)
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
@@ -231,6 +231,8 @@ def _numa_options(args: argparse.Namespace) -> NumaOptions | None:
 def run(args: argparse.Namespace) -> None:
     """Run the job of a parsed command line until it ends; raise if it cannot start or fails."""
     console.check_level()
+    if getattr(args, "json", False) and not args.dry_run:
+        raise UsageError("--json: has an effect only with --dry-run")
     given, args = args, _with_rendezvous(args)
     config, program, program_args = config_from_args(args)
     check_can_start(args)
@@ -244,6 +246,11 @@ def run(args: argparse.Namespace) -> None:
             f"OMP_NUM_THREADS is not set; using {config.omp_num_threads} for each of the "
             f"{config.nproc_per_node} workers, so that they do not overload the CPUs"
         )
+    if getattr(args, "dry_run", False):
+        from holdfast.cli import dry_run
+
+        dry_run.show(dry_run.plan(config, program, program_args), as_json=args.json)
+        return
     elastic_launch(config=config, entrypoint=program)(*program_args)
 
 

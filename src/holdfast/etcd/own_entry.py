@@ -12,6 +12,8 @@ from holdfast.etcd.cluster_list import FLAG
 from holdfast.net import addresses, listening
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from holdfast.etcd.cluster_list import ClusterList
 
 
@@ -40,19 +42,27 @@ class OwnEntry:
         return str(self._held[-1].getsockname()[0])
 
 
+def own_entries(machines: Sequence[tuple[str, int]]) -> list[int]:
+    """Return which entries of the list belong to this machine."""
+    own = []
+    for index, (host, port) in enumerate(machines):
+        try:
+            found = addresses.resolve(host, port)
+        except OSError:
+            continue  # The name of another machine that cannot be resolved yet.
+        if found and all(listening.is_local(one) for one in found):
+            own.append(index)
+    return own
+
+
 def claim_entry(of: ClusterList) -> OwnEntry | None:
     """Return the entry of the list whose member this process runs; None if it runs no member.
 
     An entry belongs to this machine if its addresses do. If several agents of the job run on this machine,
     the first one gets the entry. Raises `EnvironmentProblem` if another program uses its ports.
     """
-    for index, (host, port) in enumerate(of.machines):
-        try:
-            found = addresses.resolve(host, port)
-        except OSError:
-            continue  # The name of another machine that cannot be resolved yet.
-        if not found or not all(listening.is_local(one) for one in found):
-            continue
+    for index in own_entries(of.machines):
+        host, port = of.machines[index]
         held = _lock(of, port)
         if held is None:
             continue

@@ -131,6 +131,7 @@ PROGRAM = "What workers run"
 FAILURES = "Failures and stopping"
 OUTPUT = "Output and logs"
 RENDEZVOUS = "Nodes and rendezvous"
+OTHER = "Other"
 
 
 class Flag(Value):
@@ -193,10 +194,18 @@ class Flag(Value):
         return list(self.default) if isinstance(self.default, list) else self.default
 
 
-def _switch(group: str, name: str, meaning: str, field: str = "", short: str = "") -> Flag:
+def _switch(
+    group: str,
+    name: str,
+    meaning: str,
+    field: str = "",
+    short: str = "",
+    *,
+    from_environment: bool = True,
+) -> Flag:
     return Flag(
         group, name, default=False, metavar="", meaning=meaning,
-        convert=values.parse_switch, field=field, short=short,
+        convert=values.parse_switch, field=field, short=short, from_environment=from_environment,
     )  # fmt: skip
 
 
@@ -383,4 +392,10 @@ FLAGS = (
         "address of this node to announce to the others (as the coordinator sees it)",
         values.address, field="local_addr",
     ),
+    _switch(
+        OTHER, "--dry-run",
+        "check the command line, print what it would run, and exit; start nothing",
+        from_environment=False,
+    ),
+    _switch(OTHER, "--json", "with --dry-run: print JSON", from_environment=False),
 )  # fmt: skip

@@ -324,17 +324,13 @@ def make_agent(
         master_port=None,
         master_addr=None,
     )
-    # Only the workers' environment is changed, not that of the calling program.
-    worker_env = {SIGNALS_ENV: config.signals_to_handle}
-    if config.omp_num_threads is not None:
-        worker_env["OMP_NUM_THREADS"] = str(config.omp_num_threads)
     assert config.shutdown_timeout is not None
     settings = settings_of(
         ProcessSettings,
         config,
         logs_specs=launch.logs_specs,
         stop_signal=parse_signal(config.stop_signal, flag="--stop-signal"),
-        worker_env=worker_env,
+        worker_env=worker_environment_of(config),
         preload=preload_of(config, launch.entrypoint, launch.args),
     )
     return agent_of(
@@ -344,6 +340,14 @@ def make_agent(
         loop=settings_of(LoopSettings, config),
         health_server=health_check_server,
     )
+
+
+def worker_environment_of(config: LaunchConfig) -> dict[str, str]:
+    """Return the variables that the config sets for all workers; the calling program does not get them."""
+    env = {SIGNALS_ENV: config.signals_to_handle}
+    if config.omp_num_threads is not None:
+        env["OMP_NUM_THREADS"] = str(config.omp_num_threads)
+    return env
 
 
 def settings_of(kind: type[Settings], config: LaunchConfig, **computed: Any) -> Settings:

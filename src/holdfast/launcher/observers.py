@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from holdfast import console
@@ -18,6 +19,8 @@ from holdfast.observe.events import event_recorder
 from holdfast.observe.lifecycle import GenerationStarted, LifecycleEvent, RunEnded
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast.agent.loop import AgentLoop
     from holdfast.launcher.config import LaunchConfig
     from holdfast.launcher.dashboard_process import DashboardProcess
@@ -30,6 +33,25 @@ DEFAULT_EVENT_HANDLERS = ("null", "jsonl")
 OTEL_ENV = "OTEL_METRICS_EXPORTER"
 EARLY_EVENTS_MAX = 10_000
 """Limit of buffered lifecycle events. The oldest are dropped."""
+
+
+def check_event_handler(destination: str) -> None:
+    """Raise `UsageError` if `--event-log-handler` names no destination; load nothing."""
+    if destination in DEFAULT_EVENT_HANDLERS:
+        return
+    from holdfast.observe.events import destinations
+
+    with _naming_the_flag():
+        destinations.check_name(destination)
+
+
+@contextmanager
+def _naming_the_flag() -> Iterator[None]:
+    try:
+        yield
+    except UsageError as problem:
+        what = problem.message.removeprefix("events: ")
+        raise UsageError(f"--event-log-handler: {what}", hint=problem.hint) from None
 
 
 class LaunchObservers:
@@ -121,11 +143,8 @@ class LaunchObservers:
 
     def _open_events(self) -> JobEvents:
         if self._events is None:
-            try:
+            with _naming_the_flag():
                 self._events = event_recorder.JobEvents(
                     self._config.event_log_handler, lambda: getattr(self._logs, "run_dir", None)
                 )
-            except UsageError as problem:
-                what = problem.message.removeprefix("events: ")
-                raise UsageError(f"--event-log-handler: {what}", hint=problem.hint) from None
         return self._events

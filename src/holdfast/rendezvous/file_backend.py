@@ -146,18 +146,27 @@ def create_file_handler(params: RendezvousParameters) -> RendezvousHandler:
     return create_handler(store, backend, params)
 
 
-def job_folder(params: RendezvousParameters) -> SharedFolder:
-    """Return the folder of one job below the endpoint; create it if necessary.
-
-    If the endpoint is a file, as in TorchElastic, the folder is next to that file.
-    """
+def shared_folder_of(params: RendezvousParameters) -> str:
+    """Return the folder that the endpoint names. If it is a file, as in TorchElastic, the folder is next to it."""
     if not params.run_id:
         raise UsageError("--rdzv-id: the id of the job is empty")
     endpoint = params.endpoint.strip()
     if not endpoint:
         raise UsageError("--rdzv-endpoint: missing; name a folder that all nodes can write to")
-    if os.path.isfile(endpoint):
-        endpoint += FOLDER_SUFFIX
+    return endpoint + FOLDER_SUFFIX if os.path.isfile(endpoint) else endpoint
+
+
+def not_writable(folder: str) -> EnvironmentProblem:
+    """Return the error for a folder that this node cannot write to."""
+    return EnvironmentProblem(
+        f"--rdzv-endpoint: {folder!r} is not writable",
+        hint="name a folder that all nodes can write to",
+    )
+
+
+def job_folder(params: RendezvousParameters) -> SharedFolder:
+    """Return the folder of one job below the endpoint; create it if necessary."""
+    endpoint = shared_folder_of(params)
     was_there = os.path.isdir(endpoint) or endpoint.endswith(FOLDER_SUFFIX)
     try:
         folder = SharedFolder(os.path.join(endpoint, file_name(params.run_id)))
@@ -169,10 +178,7 @@ def job_folder(params: RendezvousParameters) -> SharedFolder:
             "that it is mounted here: otherwise no other node can join"
         )
     if not os.access(folder.path, os.R_OK | os.W_OK | os.X_OK):
-        raise EnvironmentProblem(
-            f"--rdzv-endpoint: {folder.path!r} is not writable",
-            hint="name a folder that all nodes can write to",
-        )
+        raise not_writable(folder.path)
     return folder
 
 

@@ -84,14 +84,17 @@ class RendezvousHandlerRegistry:
 
     def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
         """Return a new handler of `params.backend`."""
-        creator = self._creators.get(params.backend) or self._find(params.backend)
-        handler = creator(params)
+        handler = self.creator_of(params.backend)(params)
         if handler.get_backend() != params.backend:
             raise RuntimeError(
                 f"the handler created for the backend {params.backend!r} has the name "
                 f"{handler.get_backend()!r}"
             )
         return handler
+
+    def creator_of(self, backend: str) -> RendezvousHandlerCreator:
+        """Return the creator of a backend's handlers; raise `UsageError` for an unknown name."""
+        return self._creators.get(backend) or self._find(backend)
 
     def _find(self, backend: str) -> RendezvousHandlerCreator:
         """Return the creator for a name that is not registered."""

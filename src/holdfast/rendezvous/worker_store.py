@@ -408,8 +408,8 @@ class SingleNodeHandler(RendezvousHandler):
         self._backend = backend
         self._closed = False
         is_private = store_access == "private"
-        self._master_addr = LOOPBACK if is_private or not master_addr else master_addr
-        self._master_port = master_port
+        self.master_addr = LOOPBACK if is_private or not master_addr else master_addr
+        self.master_port = master_port
         self._workers_serve = workers_serve
         self._store_access = store_access
         self._store: WorkerStore | None = None
@@ -446,17 +446,17 @@ class SingleNodeHandler(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Return the round of this node, immediately."""
-        port = self._master_port
+        port = self.master_port
         if not port or not self._workers_serve:
             if self._store is None:
                 served = not self._workers_serve
-                address = address_of(self._master_addr) if served else ""
+                address = address_of(self.master_addr) if served else ""
                 self._store = WorkerStore(
                     number=port or 0, served=served, address=address, access=self._store_access
                 )
             port = self._store.open(self._rounds, on_demand=self.defers_threads)
             self._rounds += 1
-        store_address = RendezvousStoreInfo(self._master_addr, port)
+        store_address = RendezvousStoreInfo(self.master_addr, port)
         return RendezvousInfo(StoreOnDemand(), 0, 1, store_address)
 
     def is_closed(self) -> bool:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from holdfast.launcher.config import Flag
 
-NO_VARIABLE = {"--logs-specs", "--numa-binding"}
+NO_VARIABLE = ("--dry-run", "--json", "--logs-specs", "--numa-binding")
 
 # A value that each flag accepts, as text, and what the namespace then holds.
 SAMPLES: dict[str, tuple[str, object]] = {

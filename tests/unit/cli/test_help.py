@@ -158,7 +158,7 @@ def test_help_of_run_is_grouped_and_shows_each_flag_once(
     shown = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, flags=re.MULTILINE)
     assert sorted(shown) == sorted([*(flag.name for flag in FLAGS), "--help"])
     groups = re.findall(r"^(\w[\w ]+):$", text, flags=re.MULTILINE)
-    assert groups == [*dict.fromkeys(flag.group for flag in FLAGS), "Other", "Examples"]
+    assert groups == [*dict.fromkeys(flag.group for flag in FLAGS), "Examples"]
     assert max(map(len, text.splitlines())) <= 84
 
 

@@ -32,7 +32,7 @@ from holdfast.observe.safe_handler import SafeHandler
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from holdfast.observe.events.event import Event, RdzvEvent
@@ -159,10 +159,16 @@ def _make(destination: str) -> SafeHandler:
             )
 
     found = installed_plugins()
-    if destination in found:
-        return make_safe(load_plugin(found[destination]), destination)
-    accepted = sorted({*NAMES, *configured, *found})
-    raise UsageError(f"events: {destination!r} is unknown; accepted: {', '.join(accepted)}")
+    check_name(destination, found)
+    return make_safe(load_plugin(found[destination]), destination)
+
+
+def check_name(destination: str, plugins: Mapping[str, Any] | None = None) -> None:
+    """Raise `UsageError` if there is no destination with this name."""
+    known = {*NAMES, *configured, *(installed_plugins() if plugins is None else plugins)}
+    if destination not in known:
+        accepted = ", ".join(sorted(known))
+        raise UsageError(f"events: {destination!r} is unknown; accepted: {accepted}")
 
 
 RENDEZVOUS = "dynamic_rendezvous"

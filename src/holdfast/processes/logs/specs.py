@@ -157,6 +157,18 @@ class DefaultLogsSpecs(LogsSpecs):
         return self._root_log_dir
 
     @property
+    def given_log_dir(self) -> str | None:
+        """The directory that the user chose; None if it is temporary."""
+        return None if self._is_temporary else self._root_log_dir
+
+    def check(self) -> None:
+        """Raise if the directory that the user chose cannot be used; create nothing."""
+        root = self.given_log_dir
+        problem = problem_of_making(root) if root is not None and root != os.devnull else None
+        if root is not None and problem is not None:
+            _cannot_make(root, problem)
+
+    @property
     def is_kept_only_on_failure(self) -> bool:
         """Whether a job that does not fail removes its directory at the end."""
         own = self._root_log_dir is None or self._is_temporary
@@ -421,6 +433,17 @@ def _make_dirs(path: str) -> None:
         os.makedirs(path, exist_ok=True)
     except OSError as problem:
         _cannot_make(path, problem)
+
+
+def problem_of_making(path: str) -> OSError | None:
+    """Return why a folder cannot be created, or written to if it exists; create nothing."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path) or os.curdir
+    if not os.path.isdir(path):
+        return NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+    if not os.access(path, os.W_OK | os.X_OK):
+        return PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+    return None
 
 
 def _cannot_make(path: str, problem: OSError) -> NoReturn:
