@@ -6,7 +6,8 @@ from holdfast.elastic._impl.event_log_handlers import (
     construct_and_record_rdzv_event,
     get_logging_handler,
 )
-from holdfast.elastic.events import api, handlers  # noqa: F401 (also reached as attributes)
+from holdfast.elastic._impl.submodules import bind_submodules
+from holdfast.elastic.events import api
 from holdfast.elastic.events.api import *  # noqa: F403
 from holdfast.observe.events.destinations import (
     configure,
@@ -27,3 +28,5 @@ __all__ = [
     "record_rdzv_event",
 ]
 __all__ += api.__all__
+
+bind_submodules(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.elastic._impl.submodules import bind_submodules
 from holdfast.elastic.timer import api
 from holdfast.elastic.timer.api import *  # noqa: F403
 from holdfast.elastic.timer.file_based_local_timer import (
@@ -19,3 +20,5 @@ __all__ = [
     "LocalTimerServer",
 ]
 __all__ += api.__all__
+
+bind_submodules(__name__)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from holdfast.elastic._impl.scripts import get_env_variable_or_raise, get_socket_with_port, macros
-from holdfast.elastic.utils import api  # noqa: F401 (also reached as an attribute)
+from holdfast.elastic._impl.submodules import bind_submodules
 
 __all__ = ["get_env_variable_or_raise", "get_socket_with_port", "macros"]
+
+bind_submodules(__name__)

@@ -6,10 +6,7 @@ from holdfast.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, Work
 from holdfast.agent.watchdogs import ENABLE_ENV as TORCHELASTIC_ENABLE_FILE_TIMER
 from holdfast.agent.watchdogs import FILE_ENV as TORCHELASTIC_TIMER_FILE
 from holdfast.elastic._impl.agents import ElasticAgent, SimpleElasticAgent
-from holdfast.elastic.agent.server import (  # noqa: F401 (also reached as attributes)
-    api,
-    local_elastic_agent,
-)
+from holdfast.elastic._impl.submodules import bind_submodules
 
 __all__ = [
     "TORCHELASTIC_ENABLE_FILE_TIMER",
@@ -22,3 +19,5 @@ __all__ = [
     "WorkerSpec",
     "WorkerState",
 ]
+
+bind_submodules(__name__)

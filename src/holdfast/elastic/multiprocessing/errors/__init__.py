@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.elastic.multiprocessing.errors import (  # noqa: F401 (also reached as attributes)
-    error_handler,
-    handlers,
-)
+from holdfast.elastic._impl.submodules import bind_submodules
 from holdfast.processes.failures.error_file import ErrorHandler, get_error_handler, record
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 
 __all__ = ["ChildFailedError", "ErrorHandler", "ProcessFailure", "get_error_handler", "record"]
+
+bind_submodules(__name__)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.elastic.multiprocessing.subprocess_handler import (  # noqa: F401 (as attributes)
-    handlers,
-    subprocess_handler,
-)
+from holdfast.elastic._impl.submodules import bind_submodules
 from holdfast.processes.workers.group import SubprocessHandler, get_subprocess_handler
 
 __all__ = ["SubprocessHandler", "get_subprocess_handler"]
+
+bind_submodules(__name__)

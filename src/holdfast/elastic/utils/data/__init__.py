@@ -7,5 +7,6 @@ from __future__ import annotations
 
 from holdfast.elastic._impl.data import __getattr__  # noqa: F401 (finds the sampler)
 from holdfast.elastic._impl.scripts import CyclingIterator
+from holdfast.elastic.utils.data import cycling_iterator  # noqa: F401 (also an attribute)
 
 __all__ = ["CyclingIterator"]
