@@ -63,7 +63,6 @@ LEFT_OUT = {
     "elastic.agent.server.local_elastic_agent:logger": LOGGER,
     "elastic.multiprocessing.api:IS_MACOS": PLATFORM,
     "elastic.multiprocessing.api:IS_WINDOWS": PLATFORM,
-    "elastic.multiprocessing.api:PContext._close": HOOK,
     "elastic.multiprocessing.api:PContext._poll": HOOK,
     "elastic.multiprocessing.api:logger": LOGGER,
     "elastic.multiprocessing.errors:GlobalRank": ALIAS,

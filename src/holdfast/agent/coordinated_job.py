@@ -267,6 +267,8 @@ class CoordinatedJob:
         for one in local.values():
             one.consequence = True  # Of the failure on another node, which stopped all workers.
             one.order += len(first)
+        if callable(self.group.spec.entrypoint):  # As in `FunctionGroup.result`.
+            local = {rank: one for rank, one in local.items() if not one.only_stopped()}
         next(iter(first.values())).rivals = failure.rivals
         return {**local, **first}
 

@@ -253,7 +253,7 @@ class AgentLoop:
             try:
                 with self.watched_signals():
                     self.reporter.run_started()
-                    signum: int = signal.SIGTERM
+                    signum = 0
                     try:
                         yield
                     except BaseException as problem:

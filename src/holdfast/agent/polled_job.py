@@ -276,7 +276,8 @@ def _shape(info: dict[str, Any]) -> NodeShape:
 
 
 def _ranks(numbers: list[Any]) -> NodeRanks:
-    if not all(type(number) is int and number >= 0 for number in numbers):
+    # A user's own store may have assigned ranks below 0, to a node that is not in the round yet.
+    if not all(type(number) is int for number in numbers):
         raise TypeError
     return NodeRanks(*numbers)
 

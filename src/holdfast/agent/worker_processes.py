@@ -86,6 +86,7 @@ class StopOrder(Value):
     reason: StopReason | None
     """None at the end of a run."""
     signum: int
+    """0 for the configured signal."""
     grace_s: float
     stuck: Mapping[int, str] = {}
     """Why workers cannot react to a signal, by local rank."""

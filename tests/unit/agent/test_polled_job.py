@@ -149,6 +149,12 @@ def test_rank_exchange_needs_only_torchs_store_methods(kind: Callable[..., Any])
         polled_job.exit_barrier(node(store, rank, 2), SOON_S)
 
 
+def test_store_may_assign_ranks_below_zero() -> None:
+    """HyperPod's store does, to a node that has the rank -1 until a controller chooses another."""
+    store: Any = KnowingStore(-2, 4, -2, 4)
+    assert polled_job.node_ranks(store, -1, 2, spec("trainer", 2)) == NodeRanks(-2, 4, -2, 4)
+
+
 def test_missing_node_ends_the_rank_exchange_with_an_error() -> None:
     answers = [True, False, False]
     with pytest.raises(polled_job.RoundBroken):

@@ -211,7 +211,54 @@ def test_status_shows_the_workers_of_an_agent_with_hooks(monkeypatch: pytest.Mon
 def test_start_and_stop_hooks_are_called() -> None:
     agent = local("exit 1", kind=Hooked, max_restarts=1)
     assert agent.run().is_failed()
-    assert agent.calls == ["start", "stop", "start", "stop", "shutdown"]
+    again = ["start", "stop", "shutdown"]  # Our `_stop_workers` calls `_shutdown`.
+    assert agent.calls == [*again, *again, "shutdown"]
+
+
+def test_shutdown_hook_stops_the_workers_before_a_restart() -> None:
+    class Noting(LocalElasticAgent):
+        calls: tuple[dict[str, Any], ...] = ()
+
+        def _shutdown(self, *args: Any, **kwargs: Any) -> None:
+            assert not args  # Only a signal to the agent chooses the signal.
+            self.calls += (kwargs,)
+            super()._shutdown(**kwargs)
+
+    agent = local("exit 1", kind=Noting, max_restarts=1, how={"shutdown_timeout": 20})
+    assert agent.run().is_failed()
+    assert agent.calls == ({"timeout": 20},) * 3
+
+
+class Finding(LocalElasticAgent):
+    """Notes the exit codes of the failures that it sees, and how many workers run at that time."""
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result = super()._monitor_workers(worker_group)
+        if result.is_failed():
+            codes = {rank: one.exitcode for rank, one in sorted(result.failures.items())}
+            self.found = codes, len(self._pcontext.running())
+        return result
+
+
+def fails_beside_a_sleeper() -> None:
+    if os.environ["RANK"] == "0":
+        os._exit(7)
+    time.sleep(1000)
+
+
+def test_monitor_hook_sees_failures_after_the_stop_of_the_peers() -> None:
+    script = "[ $RANK = 0 ] && exit 7; exec sleep 1000"
+    agent = local(script, kind=Finding, local_world_size=2, monitor_interval=0.01)
+    assert agent.run().failures.keys() == {0, 1}
+    assert agent.found == ({0: 7, 1: -signal.SIGTERM}, 0)
+
+
+def test_monitor_hook_does_not_see_functions_that_were_stopped() -> None:
+    how = {"start_method": "fork"}
+    settings: dict[str, Any] = {"entrypoint": fails_beside_a_sleeper, "args": ()}
+    agent = local(kind=Finding, how=how, monitor_interval=0.01, local_world_size=2, **settings)
+    assert agent.run().failures.keys() == {0}
+    assert agent.found == ({0: 7}, 0)
 
 
 @pytest.mark.parametrize("stops_before", [False, True])

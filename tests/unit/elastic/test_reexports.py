@@ -28,5 +28,5 @@ def test_submodules_are_attributes_of_their_package_as_with_torch() -> None:
 
 
 def test_attribute_that_is_no_submodule_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="elastic.timer.*'no_such_name'"):
+    with pytest.raises(AttributeError, match=r"elastic\.timer.*'no_such_name'"):
         getattr(timer, "no_such_name")  # noqa: B009 (mypy would report the name)

@@ -56,13 +56,14 @@ from holdfast.processes.signals import SignalException, as_enum
 from holdfast.processes.workers.group import RunningGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from holdfast.agent.loop import JobPart, Workers
     from holdfast.agent.side_services import HealthServer
     from holdfast.agent.spec import Worker, WorkerSpec
     from holdfast.agent.worker_processes import Environments
+    from holdfast.core.machine import Event as MachineEvent
     from holdfast.observe.events.event import Event
     from holdfast.observe.lifecycle import Observers
     from holdfast.processes.logs.specs import LogsSpecs
@@ -549,7 +550,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         health_check_server: HealthServer | None = None,
         uninterruptible_state_timeout: float | None = None,
     ) -> None:
+        # For subclasses that start the workers themselves.
         self._logs_specs = logs_specs
+        self._start_method = start_method
+        self._log_line_prefix_template = log_line_prefix_template
         self._foreign: Any = None  # A foreign context that a subclass has set.
         self._make(
             WorkerGroup(spec),
@@ -598,7 +602,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         del worker_group
-        self._stop_and_reap(self._processes.settings.stop_signal, self._shutdown_timeout)
+        self._shutdown(timeout=self._shutdown_timeout)
 
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = SHUTDOWN_S
@@ -617,16 +621,18 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._loop.has_failed:
             self._loop.await_exits(self._processes)
         else:
-            self._await_stop(grace_s)
+            self._await_stop(grace_s, self._processes.events)
 
-    def _await_stop(self, grace_s: float) -> None:
+    def _await_stop(self, grace_s: float, poll: Callable[[float], list[MachineEvent]]) -> None:
         """Wait until a stop has ended. The machine does not decide; a second SIGINT kills the workers.
 
-        The loop's machine handles the events when the hook has returned.
+        The loop's machine handles the events of `poll` when the hook has returned.
         """
         loop, machine, workers = self._loop, self._machine, self._processes
+        context = workers.context
+        assert context is not None
         interrupted = machine.interrupted
-        while workers.is_active:
+        while not context.stop_ended:
             # Signals first: once the stop has ended, the caller may wait for another round.
             while (one := loop.signals.take()) is not None:
                 console.warning(signal_notice(machine, one, grace_s, interrupted=interrupted))
@@ -634,26 +640,31 @@ class LocalElasticAgent(SimpleElasticAgent):
                     workers.kill()
                 interrupted = interrupted or one == signal.SIGINT
                 loop.post(SignalReceived(one))
-            for event in workers.events(time.monotonic()):
+            for event in poll(time.monotonic()):
                 if machine.state is not State.IDLE:
                     loop.post(event)
-            if workers.is_active:
+            if not context.stop_ended:
                 loop.wait(workers.next_deadline(time.monotonic()), *workers.descriptors())
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        processes = self._processes
+        processes, hooked = self._processes, self._loop.workers
         if self._machine.state is State.IDLE:
             return self._monitor_in_own_loop(worker_group)
         context = processes.context
         assert context is not None
-        context.poll_events(time.monotonic())
-        if context.first_failure() is not None:
-            return RunResult(WorkerState.FAILED, failures=processes.failures_so_far())
-        if context.all_ended():
+        assert isinstance(hooked, HookedWorkers)
+        hooked.poll(time.monotonic())
+        if not context.is_over:
+            return RunResult(WorkerState.HEALTHY)
+        if context.first_failure() is None:
             return RunResult(
                 WorkerState.SUCCEEDED, processes.by_global_rank(context.return_values())
             )
-        return RunResult(WorkerState.HEALTHY)
+        # As in TorchElastic, a failure stops the other workers before the caller learns of it.
+        grace_s = self._shutdown_timeout
+        processes.begin_stop(StopOrder(None, 0, grace_s, self._machine.stuck))
+        self._await_stop(grace_s, hooked.poll)
+        return processes.outcome(context.result())
 
     def _close_user_context(self) -> None:
         if self._foreign is not None:

@@ -42,8 +42,9 @@ class HookedWorkers:
         processes.result = RunResult(WorkerState.INIT)
         replaced = agent._overridden if agent._has_processes else frozenset(HOOKS)
         self._monitors = "_monitor_workers" in replaced
-        self._stops = "_stop_workers" in replaced
         self._shuts_down = "_shutdown" in replaced
+        self._stops = "_stop_workers" in replaced or self._shuts_down  # Ours calls `_shutdown`.
+        self._during_hook: list[Event] = []
         # No hook replaces these.
         self.prepare = processes.prepare
         self.kill = processes.kill
@@ -87,7 +88,7 @@ class HookedWorkers:
         if self._agent._has_processes:
             context = self._processes.context
             if self.is_active and context is not None and context.stop_ended:
-                self._processes.keep_result(context)  # A hook has closed it.
+                self._processes.keep_result(context)  # A hook has stopped them.
                 return context.stopped()
             return self._processes.begin_stop(order)
         failed = any(failure.failed_by_itself() for failure in self.result.failures.values())
@@ -96,21 +97,42 @@ class HookedWorkers:
     def _shut_down(self, signum: int) -> None:
         if self._shuts_down and not self._is_shut_down:
             with self._heartbeats_in_hook():
-                self._agent._shutdown(as_enum(signum), timeout=self._agent._shutdown_timeout)
+                timeout = self._agent._shutdown_timeout
+                if signum:
+                    self._agent._shutdown(as_enum(signum), timeout=timeout)
+                else:
+                    self._agent._shutdown(timeout=timeout)  # It chooses the signal.
             self._is_shut_down = True
 
     def events(self, now: float) -> list[Event]:
-        events = self._processes.events(now)
-        agent = self._agent
-        if not self._monitors or agent._machine.state is not State.RUNNING:
+        events = [*self._during_hook, *self._processes.events(now)]
+        self._during_hook.clear()
+        if not self._monitors or self._agent._machine.state is not State.RUNNING:
             return events
         exits = [event for event in events if isinstance(event, supervision.WorkerExited)]
         if any(not one.retryable for one in exits):
             return events
-        for one in exits:  # The hook decides how to handle an exit.
-            agent._side_services.watchdogs.ended(one.local_rank)
-            agent._reporter.worker_ended(one.local_rank, failed=one.failed)
-        return self._monitor()
+        for one in exits:
+            self._note_exit(one)
+        return [*(one for one in events if one not in exits), *self._monitor()]
+
+    def poll(self, now: float) -> list[Event]:
+        """Take the events of the workers during `_monitor_workers`; none is for the machine yet."""
+        assert self.context is not None
+        for event in self.context.poll_events(now):
+            match event:
+                case supervision.WorkerExited():
+                    self._note_exit(event)
+                case supervision.WorkersStopped():
+                    pass  # The machine has not decided to stop them yet; see `begin_stop`.
+                case _:
+                    self._during_hook.append(event)
+        return []
+
+    def _note_exit(self, exited: supervision.WorkerExited) -> None:
+        """Note an exit, about which the hook decides."""
+        self._agent._side_services.watchdogs.ended(exited.local_rank)
+        self._agent._reporter.worker_ended(exited.local_rank, failed=exited.failed)
 
     def _monitor(self) -> list[Event]:
         """Convert the result of the hook to events."""

@@ -11,10 +11,13 @@ import os
 from abc import ABCMeta
 from typing import TYPE_CHECKING
 
+from holdfast.defaults import SHUTDOWN_S
+from holdfast.processes import signals
 from holdfast.processes.workers import function_workers, group
 from holdfast.processes.workers.group import GroupSpec
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable
     from typing import Any
 
@@ -27,10 +30,30 @@ class MadeByHoldfast(ABCMeta):
     def __instancecheck__(cls, instance: object) -> bool:
         if cls.__module__ != __name__:
             return super().__instancecheck__(instance)
-        return isinstance(instance, cls.__base__ or object)
+        return isinstance(instance, cls.__bases__[-1])
 
 
-class PContext(group.RunningGroup, metaclass=MadeByHoldfast):
+class ClosesByHook(group.RunningGroup):
+    """Stops the workers through `close` and `_close`, which a subclass may override."""
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: float = SHUTDOWN_S) -> None:
+        """Stop all workers: `death_sig`, up to `timeout` seconds, then SIGKILL.
+
+        Calls `_close`, and then stops the workers that `_close` has left.
+        """
+        chosen = death_sig or signals.as_enum(self.stop_signal)
+        self._close(death_sig=chosen, timeout=timeout)
+        super().close(chosen, timeout)
+
+    def _close(self, death_sig: signal.Signals, timeout: float = SHUTDOWN_S) -> None:
+        """Stop all workers. May be called again."""
+        super().close(death_sig, timeout)
+
+    def _stop_when_over(self) -> None:
+        self.close()
+
+
+class PContext(ClosesByHook, group.RunningGroup, metaclass=MadeByHoldfast):
     """A group of workers, with TorchElastic's constructor."""
 
     def __init__(
@@ -49,7 +72,7 @@ class PContext(group.RunningGroup, metaclass=MadeByHoldfast):
         super().__init__(GroupSpec(*how, "spawn", None, *filters))
 
 
-class SubprocessContext(group.CommandGroup, metaclass=MadeByHoldfast):
+class SubprocessContext(ClosesByHook, group.CommandGroup, metaclass=MadeByHoldfast):
     """Workers that are commands, with TorchElastic's constructor."""
 
     def __init__(
@@ -69,7 +92,7 @@ class SubprocessContext(group.CommandGroup, metaclass=MadeByHoldfast):
         super().__init__(GroupSpec(*how, "spawn", numa_options, *filters))
 
 
-class MultiprocessContext(function_workers.FunctionGroup, metaclass=MadeByHoldfast):
+class MultiprocessContext(ClosesByHook, function_workers.FunctionGroup, metaclass=MadeByHoldfast):
     """Workers that are functions, with TorchElastic's constructor."""
 
     def __init__(

@@ -186,6 +186,10 @@ class ProcessFailure:
         """Return whether it may have failed for a reason other than the stop of its group."""
         return not self.consequence or self.trace() is not FailureTrace.STOPPED
 
+    def only_stopped(self) -> bool:
+        """Return whether nothing but the stop of its group ended the worker."""
+        return self.stopped and self.consequence
+
     def recorded_message(self) -> str:
         message: Any = self.error_file_data.get("message")
         if isinstance(message, dict):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from holdfast.processes.workers.group import GroupSpec
+    from holdfast.processes.workers.group import GroupSpec, RunProcsResult
 
 READ_BYTES = 1 << 20
 
@@ -74,6 +74,17 @@ class FunctionGroup(RunningGroup):
         self.start_method = spec.start_method
         self._returned: dict[int, ReturnedValue] = {}
         self._unpickled: dict[int, Any] = {}
+
+    def result(self) -> RunProcsResult:
+        """Return how the workers exited; as in TorchElastic, without those that a failure stopped."""
+        outcome = super().result()
+        failed = {
+            rank: failure
+            for rank, failure in outcome.failures.items()
+            if not failure.only_stopped()
+        }
+        outcome.failures = failed or outcome.failures
+        return outcome
 
     def _start(self) -> None:
         self._choose_cpus()

@@ -285,9 +285,8 @@ class RunningGroup(ABC):
         deadline = None if timeout < 0 else time.monotonic() + timeout
         while not self._closed:
             self.poll_events(time.monotonic())
-            undecided = self._stop is not None or self._delayed
-            if not undecided and (self.first_failure() or self.all_ended()):
-                self.begin_stop(self.stop_signal, self.grace_s)
+            if self._stop is None and self.is_over:
+                self._stop_when_over()
             if self.stop_ended:
                 result = self.result()
                 self.release()
@@ -297,6 +296,10 @@ class RunningGroup(ABC):
                 return None
             self._block(min_of(deadline, self.next_deadline()))
         return self.result()
+
+    def _stop_when_over(self) -> None:
+        """Stop the workers that still run, because one has failed or all have exited."""
+        self.begin_stop(self.stop_signal, self.grace_s)
 
     def pids(self) -> dict[int, int]:
         return dict(self._started)
@@ -422,6 +425,11 @@ class RunningGroup(ABC):
 
     def running(self) -> set[int]:
         return set(self._running)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a worker has failed or all have exited, and no exit is delayed."""
+        return not self._delayed and (self.all_ended() or self.first_failure() is not None)
 
     def all_ended(self) -> bool:
         return len(self._exits) == self.nprocs
