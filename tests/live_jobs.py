@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from holdfast.wire.messages import JobSummary, NodeReport, NodeSummary, WorkerReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 STEPS_PER_S = 10.0
 
@@ -28,9 +28,11 @@ def summary(
     step_of: Callable[[int, float], int] = steady,
     generation: int = 0,
     pid: int = 100,
+    more: Mapping[str, Any] | None = None,
+    gpus: int = 0,
     **fields: Any,
 ) -> JobSummary:
-    """Return a running job at this time."""
+    """Return a running job at this time; `more` has fields of its workers."""
     job = JobSummary(
         run_id="nightly",
         phase="active",
@@ -58,8 +60,12 @@ def summary(
                     generation=generation,
                     useful_s=at_s * 0.9,
                     elapsed_s=at_s,
+                    gpus=gpus,
+                    gpu=0.75 if gpus else 0.0,
                     workers=[
-                        worker(at * size + local, local, at_s, step_of, pid)
+                        replace(
+                            worker(at * size + local, local, at_s, step_of, pid), **(more or {})
+                        )
                         for local in range(size)
                     ],
                 ),

@@ -5,12 +5,15 @@
     for step in range(first_step, 10_000):
         with worker.section("forward and backward", timeout=60):
             ...
-        worker.progress(step)
+        worker.progress(step, total=10_000, loss=loss)
 
 It needs only the standard library, and outside Holdfast the calls do nothing. A call makes a few
 stores into a page of memory that the agent reads. It needs no system call and no lock, and takes well
 below a microsecond. Each store is one aligned word. So the agent can read the page at any time, even
 if the worker was killed between two stores.
+
+The page also keeps a curve: the step and loss at up to 240 past moments, few of which are old. So a
+viewer sees the history of a job that nobody watched, and no process has to poll.
 
 The page belongs to the process that makes the first call, until that process exits. All its threads
 share it. In its children (forked or not) the calls do nothing: a data loader that is alive does not
@@ -40,9 +43,10 @@ NOTICE_FLAGS = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
 NOTICE_NAME = "notice"  # The agent's pipe, next to the pages: a byte wakes it up.
 
 # The layout of a page: signed words of 8 bytes, in the machine's byte order. The last byte of the
-# first word is the version of the layout.
-PAGE_BYTES = 4096
-MAGIC = int.from_bytes(b"\x01hldfst\x01", "big")
+# first word is the version of the layout. The agent usually reads only the first HEAD_BYTES.
+PAGE_BYTES = 12288
+HEAD_BYTES = 4096
+MAGIC = int.from_bytes(b"\x01hldfst\x02", "big")
 SCAN_AT = 1  # Written by the agent: when it will read this page again, or NEVER.
 PID = 2
 HEARTBEAT = 3  # Times are nanoseconds of the monotonic clock, 0 for not yet.
@@ -53,11 +57,23 @@ REQUESTED = 7  # The deadline for which the agent was last woken.
 SLOTS = 32
 DEADLINES = 8  # One word for each slot: 0 for none, NEVER for a section without a timeout.
 ENTERED = DEADLINES + SLOTS
+TOTAL = ENTERED + SLOTS  # The number of steps; 0 if the worker has not reported it.
+LOSS = TOTAL + 1  # A float of 8 bytes, or NO_LOSS.
+BACK_AT = LOSS + 1  # When the step was last lower than the one before; 0 for never.
 NAMES_AT = 1024  # In bytes.
 NAME_BYTES = 64
 NEVER = (1 << 63) - 1
 NO_STEP = -1
 NO_SLOT = -1
+NO_LOSS = NEVER  # As a float, this is a NaN that no computation returns.
+
+# The curve: a ring of points for each level. A point is its time, the step and the loss. Its time is 0 while
+# the worker writes it.
+CURVE_AT = HEAD_BYTES // 8
+LEVELS_S = (2, 15, 120, 1200, 12000)  # The minimum time between two points of a level.
+LEVEL_POINTS = 48  # The oldest point of the last level is up to 6.7 days old.
+POINT_WORDS = 3
+LEVEL_WORDS = LEVEL_POINTS * POINT_WORDS
 
 TIMEOUT_S_MAX = 1e9  # Longer timeouts are cut to this, which is 31 years.
 NAMES_MAX = 256  # How many encoded names of sections are cached.
@@ -70,10 +86,25 @@ def heartbeat() -> None:
     _words[HEARTBEAT] = monotonic_ns()
 
 
-def progress(step: int) -> None:
-    """Report a finished step. The number is arbitrary and need not increase."""
-    _words[STEP] = step
-    _words[STEP_AT] = monotonic_ns()
+def progress(step: int, total: int | None = None, loss: float | None = None) -> None:
+    """Report a finished step. The number is arbitrary and need not increase.
+
+    With `total`, the number of steps, the views show an estimate of the remaining time. They also show the
+    loss, which may be any number that converts to a float. Both stay until another call changes them.
+    """
+    global _last_step  # noqa: PLW0603 (one page for the process)
+    words = _words
+    if total is not None:
+        words[TOTAL] = total
+    if loss is not None:
+        _floats[LOSS] = loss
+    words[STEP] = step
+    words[STEP_AT] = now = monotonic_ns()
+    if step < _last_step:
+        words[BACK_AT] = now
+    _last_step = step
+    if now >= _point_due:
+        _add_point(now)
 
 
 def info() -> Info:
@@ -204,11 +235,17 @@ def _number(name: str, default: int) -> int:
 class _Page:
     """The memory that calls write to: the agent's page, or private memory without a reader."""
 
-    __slots__ = ("folder", "free", "memory", "names", "notice", "words")
+    __slots__ = (
+        "due", "floats", "folder", "free", "memory", "names", "notice", "places", "words",
+    )  # fmt: skip
 
     def __init__(self, memory: Any, folder: str = "") -> None:
         self.memory = memory
         self.words: Any = memoryview(memory).cast("q")
+        self.floats: Any = memoryview(memory).cast("d")
+        self.due = [0] * len(LEVELS_S)
+        """For each level of the curve, when its next point is due, and below, where it goes."""
+        self.places = [0] * len(LEVELS_S)
         self.free = [*range(SLOTS)]
         starts = [NAMES_AT + slot * NAME_BYTES for slot in range(SLOTS)]
         self.names = [slice(start, start + NAME_BYTES) for start in starts]
@@ -268,13 +305,44 @@ class _Unattached:
         _attach().words[word] = value
 
 
+class _UnattachedFloats:
+    """Stands in for the same words as floats."""
+
+    __slots__ = ()
+
+    def __setitem__(self, word: int, value: float) -> None:
+        _attach().floats[word] = value
+
+
 _lock = allocate_lock()
 _page: _Page | None = None
 _words: Any = _Unattached()
+_floats: Any = _UnattachedFloats()
+_point_due = 0
+_last_step = NO_STEP
+
+
+def _add_point(now: int) -> None:
+    """Add the current step and loss to the levels of the curve that are due."""
+    global _point_due  # noqa: PLW0603 (one page for the process)
+    page = _page or _attach()
+    words, due, places = page.words, page.due, page.places
+    for level, interval_s in enumerate(LEVELS_S):
+        if now < due[level]:
+            break
+        due[level] = now + interval_s * 1_000_000_000
+        place = places[level]
+        places[level] = (place + 1) % LEVEL_POINTS
+        at = CURVE_AT + level * LEVEL_WORDS + place * POINT_WORDS
+        words[at] = 0
+        words[at + 1] = words[STEP]
+        words[at + 2] = words[LOSS]
+        words[at] = now
+    _point_due = due[0]
 
 
 def _attach() -> _Page:
-    global _page, _words  # noqa: PLW0603 (one page for the process)
+    global _page, _words, _floats  # noqa: PLW0603 (one page for the process)
     with _lock:
         if _page is None:
             try:
@@ -283,7 +351,7 @@ def _attach() -> _Page:
                 pass  # There is no page, or not one of ours.
             if _page is None:
                 _page = _Page(bytearray(PAGE_BYTES))
-            _words = _page.words
+            _words, _floats = _page.words, _page.floats
         return _page
 
 
@@ -305,6 +373,7 @@ def _claim() -> _Page | None:
         return None
     for slot in range(SLOTS):  # A process that had the page before and died may have filled them.
         page.words[DEADLINES + slot] = 0
+    page.words[TOTAL], page.words[LOSS], page.words[BACK_AT] = 0, NO_LOSS, 0
     page.words[PID] = os.getpid()
     page.wake_agent()  # So that the agent notices the first call.
     return page
@@ -328,12 +397,15 @@ def _lock_file(fd: int) -> bool:
 
 def _reset_after_fork() -> None:
     """Leave the page and its sections to the parent."""
-    global _lock, _page, _words  # noqa: PLW0603 (one page for the process)
+    global _lock, _page, _words, _floats  # noqa: PLW0603 (one page for the process)
+    global _point_due, _last_step
     _lock = allocate_lock()
-    _words = _Unattached()
+    _words, _floats = _Unattached(), _UnattachedFloats()
+    _point_due, _last_step = 0, NO_STEP
     if _page is not None:
         _page.memory = bytearray(PAGE_BYTES)
         _page.words = memoryview(_page.memory).cast("q")
+        _page.floats = memoryview(_page.memory).cast("d")
         _page.drop_notice()
         _page = None
 

@@ -1,17 +1,26 @@
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from holdfast import worker
-from holdfast.processes.workers.pages import Progress, WorkerPage, WorkerPages
+from holdfast.processes.workers.pages import (
+    CURVE_RANKS_MAX,
+    CURVES_MAX,
+    Progress,
+    WorkerPage,
+    WorkerPages,
+    points_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,6 +120,127 @@ def test_section_without_a_slot_does_not_affect_others(page: WorkerPage) -> None
     for _ in range(worker.SLOTS):
         section.__exit__(None, None, None)
     assert page.read().sections == ()
+
+
+def test_total_and_loss_stay_until_another_call_changes_them(page: WorkerPage) -> None:
+    worker.progress(1, total=500, loss=2.5)
+    assert (page.read().total, page.read().loss) == (500, 2.5)
+    worker.progress(2)
+    found = page.read()
+    assert (found.step, found.total, found.loss) == (2, 500, 2.5)
+    worker.progress(3, loss=-math.inf)
+    assert page.read().loss == -math.inf
+    worker.progress(4, loss=math.nan)
+    loss = page.read().loss
+    assert loss is not None
+    assert math.isnan(loss)
+    worker._reset_after_fork()
+    worker.progress(0)  # Another process has the page now.
+    assert (page.read().total, page.read().loss) == (None, None)
+
+
+@pytest.mark.parametrize("bad", [{"loss": "7"}, {"total": 1.5}])
+def test_total_or_loss_that_is_not_a_number_is_rejected(
+    page: WorkerPage, bad: dict[str, Any]
+) -> None:
+    with pytest.raises(TypeError):
+        worker.progress(1, **bad)
+    assert page.read() == Progress(pid=os.getpid())
+
+
+class FakeClock:
+    """The clock of a worker, which a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.s = 1000.0
+        monkeypatch.setattr(worker, "monotonic_ns", lambda: int(self.s * 1e9))
+
+    def run(self, seconds: float, step_s: float, first: int = 0) -> int:
+        """Make steps of this length; return the number of the next one."""
+        step = first
+        for step in range(first, first + int(seconds / step_s)):
+            self.s += step_s
+            worker.progress(step, total=1_000_000, loss=1 / (step + 1))
+        return step + 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    return FakeClock(monkeypatch)
+
+
+def test_curve_covers_days_and_shows_the_last_minutes_in_detail(
+    page: WorkerPage, clock: FakeClock
+) -> None:
+    days_s = 3 * 86_400
+    clock.run(2 * 3600, 1.0, first=clock.run(days_s - 2 * 3600, 60.0))
+    points = points_of(page.curve())
+    assert len(points) <= len(worker.LEVELS_S) * worker.LEVEL_POINTS + 1
+    ages = [clock.s - point.at_ns / 1e9 for point in points]
+    assert (ages[-1], ages[0]) == (0.0, days_s - 60)
+    assert sum(age < 60 for age in ages) >= 30
+    assert sum(age < 600 for age in ages) >= 60
+    assert all(earlier - later <= 1 + later / 2 + 2 for earlier, later in pairwise(ages))
+    assert all(point.loss == 1 / (point.step + 1) for point in points)
+
+
+def test_point_that_the_worker_is_writing_is_left_out(page: WorkerPage, clock: FakeClock) -> None:
+    clock.run(20, 2.0)
+    assert len(points_of(page.curve())) == 10
+    memory = worker._attach().words
+    memory[worker.CURVE_AT + 5 * worker.POINT_WORDS] = 0
+    assert [point.step for point in points_of(page.curve())] == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+
+
+def test_curves_of_earlier_generations_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = WorkerPages(str(tmp_path))
+    for generation in range(CURVES_MAX + 3):
+        pages.begin(range(CURVE_RANKS_MAX + 1))
+        for rank in range(0 if generation == 2 else CURVE_RANKS_MAX + 1):
+            monkeypatch.setenv(worker.PAGE_ENV, pages.environment(rank)[worker.PAGE_ENV])
+            worker.progress(generation)
+            worker._reset_after_fork()
+    found = pages.curves()
+    assert len(found) == CURVES_MAX + 1
+    assert {len(curves) for curves in found} == {CURVE_RANKS_MAX}
+    assert [points_of(curves[0])[0].step for curves in found] == [1, *range(3, CURVES_MAX + 3)]
+    pages.close()
+
+
+def test_pace_waits_for_enough_steps_after_each_start(page: WorkerPage, clock: FakeClock) -> None:
+    clock.run(9, 0.5)
+    assert page.read().pace is None
+    step = clock.run(3, 0.5, first=18)
+    assert page.read().pace == 2.0
+    clock.s += 1000
+    worker.progress(0, total=1_000_000)  # From the start again.
+    assert page.read().pace is None
+    clock.run(2 * 4 * step, 4.0, first=1)
+    assert page.read().pace == 0.25
+
+
+def test_pace_follows_a_change_within_minutes_and_without_a_jump(
+    page: WorkerPage, clock: FakeClock
+) -> None:
+    step = clock.run(3600, 1.0)
+    assert page.read().pace == pytest.approx(1.0)
+    paces = []
+    for _ in range(400):
+        step = clock.run(1, 0.5, first=step)
+        paces.append(page.read().pace or 0.0)
+    assert all(0 <= later - earlier < 0.06 for earlier, later in pairwise(paces))
+    assert paces[-1] == 2.0
+
+
+def test_pace_of_slow_steps_covers_several(page: WorkerPage, clock: FakeClock) -> None:
+    clock.run(600, 600.0)
+    clock.s += 300
+    clock.run(6000, 600.0, first=1)
+    pace = page.read().pace
+    assert pace is not None
+    assert 1 / pace == pytest.approx(600)
 
 
 # Processes and threads.

@@ -579,18 +579,13 @@ class AgentLoop:
         """Return the progress that workers report, by local rank."""
         return dict(self.services.watchdogs.progress())
 
-    def progress(self) -> list[tuple[int, int | None, float | None, str]]:
-        """Return rank, step, age of the last heartbeat and section of workers that report them."""
-        now = time.monotonic()
-        return [
-            (
-                self.group.workers[rank].global_rank,
-                page.step,
-                now - page.heartbeat_ns / 1e9 if page.heartbeat_ns else None,
-                page.sections[-1].name if page.sections else "",
-            )
-            for rank, page in self.pages().items()
-        ]
+    def curves(self) -> list[list[bytes]]:
+        """Return the past progress of some workers, by generation; see `WorkerPages.curves`."""
+        return self.services.watchdogs.curves()
+
+    def progress(self) -> list[tuple[int, Progress]]:
+        """Return the progress that workers report, by global rank."""
+        return [(self.group.workers[rank].global_rank, page) for rank, page in self.pages().items()]
 
     def describe_program(self) -> str:
         """Return the name of the workers' program."""

@@ -288,6 +288,10 @@ class Watchdogs:
         """Return each worker's last step and when it was reported; also for workers that have exited."""
         return self._pages.steps() if self._pages is not None else []
 
+    def curves(self) -> list[list[bytes]]:
+        """Return the past progress of some workers, by generation; see `WorkerPages.curves`."""
+        return self._pages.curves() if self._pages is not None else []
+
     # Timers and dumps.
 
     def _serve_timers(self, path: str) -> WorkerTimers | None:

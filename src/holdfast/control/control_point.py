@@ -64,6 +64,9 @@ if TYPE_CHECKING:
         def pages(self) -> dict[int, Progress]:
             """Return the progress that workers report, by local rank."""
 
+        def curves(self) -> list[list[bytes]]:
+            """Return the past progress of some workers, by generation."""
+
         def describe_program(self) -> str: ...
 
         def requested(self, request_id: str, what: str) -> None:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
+from holdfast.control.series import Series  # noqa: TC001 (msgspec reads the annotation)
 from holdfast.core.bounded import ClockTime, Count, Name, Number, Seconds, Why
 from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.supervision import StopReason
@@ -72,6 +73,20 @@ def stall_limit_s(step_s: float) -> float:
     `step_s` is the usual duration of a step.
     """
     return max(STALL_STEPS * step_s, STALL_S)
+
+
+def eta_s(
+    step: int | None, total: int | None, pace: float | None, step_age_s: float
+) -> float | None:
+    """Return the estimated remaining time of a worker. None if it is unknown or the worker has stalled."""
+    if step is None or total is None or not pace:
+        return None
+    step_s = 1 / pace
+    if step_age_s > stall_limit_s(step_s):
+        return None
+    left = (total - step) * step_s
+    # The estimate decreases between two steps too, but not during a step that takes unusually long.
+    return max(0.0, left - min(step_age_s, step_s))
 
 
 ENDING_STAGES = (Stage.DETECT, Stage.STOP)
@@ -323,6 +338,8 @@ class NodeHistory(msgspec.Struct, frozen=True, kw_only=True):
     now: ClockTime
     """The time of sending, on the node's clock."""
     generations: list[Generation] = []
+    series: Series | None = None
+    """Progress and use of the node over time, in one of the messages."""
 
 
 def restart_stages(ended: Generation | None, started: Generation) -> dict[Stage, float]:

@@ -25,6 +25,7 @@ from holdfast.control.history import (
     GenerationEnd,
     NodeEnd,
     RunEnd,
+    WorkerState,
     end_of,
     goodput_of,
     is_charged,
@@ -35,13 +36,24 @@ from holdfast.control.history import (
     stall_limit_s,
     state_of,
 )
+from holdfast.control.series import (
+    Recent,
+    Sample,
+    Series,
+    combined,
+    json_loss,
+    mean_loss,
+    shifted,
+)
 from holdfast.numa.affinity import format_ranges
 from holdfast.wire.messages import EventKind
+from holdfast.worker import LEVELS_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from holdfast.control.history import NodeHistory, Span, Stage
+    from holdfast.core.bounded import Loss
     from holdfast.wire.messages import EventRecord, JobSummary, NodeSummary
 
 SAMPLES_MAX = 8
@@ -103,6 +115,14 @@ class JobHeader(msgspec.Struct, kw_only=True):
     """Ranks that are slow, behind or stalled."""
     cpu: float | None = None
     rss_bytes: int = 0
+    total: int = 0
+    """The number of steps; 0 if no rank reports it."""
+    eta_s: float | None = None
+    """The longest of all ranks. None if a rank that reports `total` does not know its own."""
+    loss: Loss | None = None
+    """The mean of the ranks that report one."""
+    gpu: float | None = None
+    """The mean utilization of all GPUs: 1.0 is 100 %."""
 
 
 class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,11 +154,16 @@ class RankRow(msgspec.Struct, kw_only=True):
     """Below 0 if it reports none."""
     step_age_s: float = -1.0
     rss_bytes: int = 0
+    total: int = 0
+    loss: Loss | None = None
+    eta_s: float = -1.0
+    """Below 0 if it is unknown."""
     mark: str = ""
 
 
 REPORTED = (
     "local_rank", "pid", "state", "step", "section", "heartbeat_age_s", "step_age_s", "rss_bytes",
+    "total", "loss", "eta_s",
 )  # fmt: skip
 """Fields of a rank that are copied from its report."""
 SUMMARIZED = (
@@ -170,6 +195,8 @@ class NodeRow(msgspec.Struct, kw_only=True):
     """The age of the oldest heartbeat of its ranks."""
     cpu: float | None = None
     rss_bytes: int = 0
+    gpu: float | None = None
+    """The mean utilization of its GPUs."""
     mark: str = ""
 
 
@@ -261,6 +288,10 @@ class LiveJob:
         self._first_seen: dict[int, float] = {}
         self._generations: list[GenerationRow] | None = None
         self._generation_mark: object = None
+        self._recent = Recent()
+        self._node_series: dict[str, Series] = {}
+        """On the viewer's clock."""
+        self._series: tuple[object, Series] = (None, Series())
 
     # Input.
 
@@ -298,6 +329,10 @@ class LiveJob:
             _update_totals(node)
         self._describe(job)
         self._note_generation(now, job)
+        one = self.header
+        if any(node.report is not None for node in job.nodes):
+            loss = None if one.loss is None else float(one.loss)
+            self._recent.add(Sample(now, one.rate, loss, one.rss_bytes or None, one.gpu))
 
     def add_event(self, event: EventRecord) -> None:
         """Add an event."""
@@ -329,6 +364,8 @@ class LiveJob:
             self._shifts[node] = by = min(by, known) if abs(by - known) < CLOCK_JUMP_S else by
             for one in part.generations:
                 self._parts.setdefault(one.number, {})[node] = one.shifted(by)
+            if part.series is not None:
+                self._node_series[node] = shifted(part.series, by)
         for number in sorted(self._parts)[:-GENERATIONS_MAX]:
             del self._parts[number]
 
@@ -390,6 +427,20 @@ class LiveJob:
             is_over=self.is_over,
         )
 
+    @property
+    def series(self) -> Series:
+        """The progress and use of the job over time, on the viewer's clock."""
+        now = self.updated_at or 0.0
+        # The last interval is as long as the shortest one, so it changes only when it is over.
+        mark = (now // LEVELS_S[0], [(node, id(one)) for node, one in self._node_series.items()])
+        if self._series[0] != mark:
+            members = [one.node for one in self.nodes if one.node_rank >= 0]
+            known = [*self._node_series.values()]
+            are_all = {*members} == {*self._node_series}
+            found = combined(self._recent.series(now), known, now, are_all=are_all)
+            self._series = mark, found
+        return self._series[1]
+
     def age_s(self, now: float) -> float | None:
         """The age of the state."""
         return None if self.updated_at is None else now - self.updated_at
@@ -415,6 +466,9 @@ class LiveJob:
                 del table[key]
         for node in [node for node in self._run_ends if node and node not in present]:
             del self._run_ends[node]
+        if any(node in present for node in self._node_series):  # Otherwise keep the last of them.
+            for node in [node for node in self._node_series if node not in present]:
+                del self._node_series[node]
 
     def _node_row(self, node: NodeSummary) -> NodeRow:
         report = node.report
@@ -455,6 +509,7 @@ class LiveJob:
             size=node.size,
             running=sum(row.state == "running" for row in rows),
             generation=report.generation if report is not None else node.generation,
+            gpu=report.gpu if report is not None and report.gpus else None,
         )
 
     def _silent_row(self, node: NodeSummary, local_rank: int) -> RankRow:
@@ -487,6 +542,9 @@ class LiveJob:
         steps = [row.step for row in self.ranks if row.step >= 0]
         rates = [row.rate for row in self.ranks if row.rate is not None]
         cpus = [row.cpu for row in self.ranks if row.cpu is not None]
+        left = [row.eta_s for row in self.ranks if row.total and row.state == WorkerState.RUNNING]
+        losses = [None if row.loss is None else float(row.loss) for row in self.ranks]
+        gpus = sum(one.gpus for one in reports)
         self.header = JobHeader(
             **{name: getattr(job, name) for name in SUMMARIZED},
             state=job.outcome or job.phase,
@@ -503,6 +561,10 @@ class LiveJob:
             marked=sum(bool(row.mark) for row in self.ranks),
             cpu=sum(cpus) if cpus else None,
             rss_bytes=sum(row.rss_bytes for row in self.ranks),
+            total=max((row.total for row in self.ranks), default=0),
+            eta_s=max(left) if left and min(left) >= 0.0 else None,
+            loss=json_loss(mean_loss(losses)),
+            gpu=sum(one.gpus * one.gpu for one in reports) / gpus if gpus else None,
         )
 
     def _note_generation(self, now: float, job: JobSummary) -> None:

@@ -24,17 +24,20 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from holdfast import console
-from holdfast.control.history import NodeState, RunEnd, WorkerState
+from holdfast.control.history import NodeHistory, NodeState, RunEnd, WorkerState, eta_s
 from holdfast.control.log_streams import LogStream
+from holdfast.control.series import Recent, Sample, json_loss, series_of_node
 from holdfast.coordinator.connections import ConnectFailed
-from holdfast.core.limits import WHY_CHARS_MAX
+from holdfast.core.limits import DURATION_S_MAX, WHY_CHARS_MAX
 from holdfast.core.protocol import Request
 from holdfast.core.requests import RequestRefusal
 from holdfast.net.loop_thread import LoopThread
 from holdfast.observe import lifecycle
 from holdfast.printable import one_line, quoted
+from holdfast.processes.gpus import GpuUtilization
 from holdfast.processes.procfs import usage_of
 from holdfast.processes.stacks import dump_stacks
+from holdfast.processes.workers.pages import Progress, points_of
 from holdfast.wire import messages
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.messages import (
@@ -266,6 +269,9 @@ class NodeServer:
         self._backend: str = handler.get_backend()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._dump: asyncio.Task[list[messages.WorkerStacks]] | None = None
+        self._usage = Recent()
+        """The memory of the workers and the use of GPUs, while clients watch."""
+        self._gpus = GpuUtilization()
 
     def close(self) -> None:
         """End the thread and the connections."""
@@ -276,6 +282,7 @@ class NodeServer:
         self._thread.stop()
 
     async def _end(self) -> None:
+        self._gpus.close()
         if self._port is not None:
             self._port.close()
         for client in [*self.clients]:
@@ -410,9 +417,17 @@ class NodeServer:
             self._report_soon(0.05 if self._unreported else every_s)
 
     async def _own_report(self, *, workers: bool = True) -> NodeReport:
-        return await self._in_agent(
+        report = await self._in_agent(
             lambda: report_of(self._agent, self._point.history, workers=workers)
         )
+        if not workers:
+            return report
+        self._gpus.refresh()
+        shares = self._gpus.shares
+        gpu = sum(shares) / len(shares) if shares else None
+        rss_bytes = sum(one.rss_bytes for one in report.workers)
+        self._usage.add(Sample(time.monotonic(), rss=rss_bytes or None, gpu=gpu))
+        return msgspec.structs.replace(report, gpus=len(shares), gpu=gpu or 0.0)
 
     def _stuck_report(self) -> NodeReport:
         node = node_name(self._agent)
@@ -542,7 +557,7 @@ class NodeServer:
 
     async def _describe_agent(self, client: Client, query: Query) -> None:
         try:
-            report = await self._own_report()
+            report = await self._own_report(workers=False)
         except NoResponse:
             report = self._stuck_report()
         spec = self._agent.group.spec
@@ -660,9 +675,17 @@ class NodeServer:
         return stream.add(generation, files)
 
     async def _history(self, client: Client, query: Query) -> None:
-        bodies = await self._in_agent(
-            lambda: [messages.pack(one) for one in self._point.history.parts(time.monotonic())]
+        now = time.monotonic()
+        bodies, curves = await self._in_agent(
+            lambda: (
+                [messages.pack(one) for one in self._point.history.parts(now)],
+                self._agent.curves(),
+            )
         )
+        # The rest in this thread: the agent's loop should not wait for it.
+        points = [[points_of(one) for one in workers] for workers in curves]
+        series = series_of_node(points, self._usage.series(now), now)
+        bodies.append(messages.pack(NodeHistory(now=now, series=series)))
         for at, body in enumerate(bodies, 1):
             client.send(Reply(id=query.id, body=body, last=at == len(bodies)))
 
@@ -720,19 +743,24 @@ def report_of(agent: ControlledAgent, history: History, *, workers: bool = True)
             pid = live.get(worker.local_rank, 0)
             page = pages.get(worker.local_rank)
             cpu_s, rss_bytes = usage_of(pid) if pid else (-1.0, 0)
-            step = page.step if page is not None else None
+            page = page or Progress()
+            step_age_s = _age(now, page.step_ns)
+            left_s = eta_s(page.step, page.total, page.pace, step_age_s)
             reports.append(
                 WorkerReport(
                     rank=worker.global_rank,
                     local_rank=worker.local_rank,
                     pid=pid,
                     state=_worker_state(history, worker.local_rank, pid),
-                    step=-1 if step is None else step,
-                    step_age_s=_age(now, page.step_ns if page is not None else 0),
-                    heartbeat_age_s=_age(now, page.heartbeat_ns if page is not None else 0),
-                    section=page.sections[-1].name[:255] if page and page.sections else "",
+                    step=-1 if page.step is None else page.step,
+                    step_age_s=step_age_s,
+                    heartbeat_age_s=_age(now, page.heartbeat_ns),
+                    section=page.sections[-1].name[:255] if page.sections else "",
                     cpu_s=cpu_s,
                     rss_bytes=rss_bytes,
+                    total=page.total or 0,
+                    loss=json_loss(page.loss),
+                    eta_s=-1.0 if left_s is None else min(left_s, DURATION_S_MAX),
                 )
             )
     return NodeReport(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -40,6 +40,7 @@ Port = Annotated[int, Meta(ge=0, le=PORT_MAX)]
 StoreKey = Annotated[bytes, Meta(max_length=STORE_KEY_BYTES)]
 ClockTime = Annotated[float, Meta(ge=0.0, le=1e15)]
 Seconds = Annotated[float, Meta(ge=0.0, le=DURATION_S_MAX)]
+Loss = float | Literal["nan", "inf", "-inf"]  # JSON has no numbers for the last three.
 
 MALFORMED = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 """The exceptions for bytes that are not a valid message. Besides its own errors, msgspec raises Python's

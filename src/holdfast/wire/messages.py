@@ -45,6 +45,7 @@ from holdfast.core.bounded import (
     ClockTime,
     Count,
     Incarnation,
+    Loss,
     Name,
     NodeCount,
     NodeId,
@@ -279,6 +280,11 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     section: Name = ""
     cpu_s: Age = -1.0
     rss_bytes: Count = 0
+    total: Int64 = 0
+    """The number of steps; 0 if it does not report it."""
+    loss: Loss | None = None
+    eta_s: Age = -1.0
+    """The estimated time until the last step; below 0 if it is unknown."""
 
 
 class EventKind(Enum):
@@ -336,6 +342,10 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """How much of that time was useful: see `control.history`."""
     counts_steps: bool = False
     """Whether its workers report steps; if not, `useful_s` is only an upper bound."""
+    gpus: Count = 0
+    """The number of GPUs whose utilization is known."""
+    gpu: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    """Their mean utilization."""
     workers: Annotated[list[WorkerReport], Meta(max_length=limits.WORKERS_REPORTED_MAX)] = []
     events: Annotated[list[EventRecord], Meta(max_length=limits.EVENTS_MAX)] = []
 

@@ -16,6 +16,8 @@ from holdfast.control.live_job import (
     JobEnd,
     LiveJob,
 )
+from holdfast.control.series import Series, series_of_node
+from holdfast.processes.workers.pages import CurvePoint
 from holdfast.wire.messages import EventKind, EventRecord
 from live_jobs import STEPS_PER_S, steady, summary
 
@@ -88,6 +90,42 @@ def test_stalled_rank_is_marked_until_it_continues() -> None:
     for at in range(20, 24):
         job.add_summary(at, summary(float(at), step_of=step_of))
     assert not any(row.mark == "stalled" for row in job.ranks)
+
+
+def test_job_has_the_longest_eta_and_the_mean_loss() -> None:
+    job = watched(3, more={"total": 900, "eta_s": 60.0, "loss": 2.0}, gpus=4)
+    assert (job.header.total, job.header.eta_s, job.header.loss, job.header.gpu) == (
+        900, 60.0, 2.0, 0.75,
+    )  # fmt: skip
+    assert [node.gpu for node in job.nodes] == [0.75] * 3
+    late = summary(4.0, more={"total": 900, "eta_s": 60.0, "loss": 2.0})
+    report = late.nodes[1].report
+    assert report is not None
+    workers = [replace(report.workers[0], eta_s=-1.0, loss="nan"), report.workers[1]]
+    late.nodes[1] = replace(late.nodes[1], report=replace(report, workers=workers))
+    job.add_summary(1004.0, late)
+    assert (job.header.eta_s, job.header.loss, job.header.gpu) == (None, "nan", None)
+    workers = [replace(workers[0], state="succeeded"), replace(workers[1], eta_s=90.0)]
+    late.nodes[1] = replace(late.nodes[1], report=replace(report, workers=workers))
+    job.add_summary(1005.0, late)
+    assert job.header.eta_s == 90.0
+    assert watched(3).header.eta_s is None
+
+
+def test_series_begins_before_the_viewer_and_survives_a_lost_node() -> None:
+    job = watched(60)
+    curve = [CurvePoint(at * 10**9, 4 * at, None) for at in range(400, 1000)]
+    series = series_of_node([[curve]], Series(), 1000.0)
+    job.add_history(1060.0, "node000", [NodeHistory(now=1060.0, series=series)])
+    found = job.series
+    assert job.series is found
+    assert found.rates[2] == 4.0
+    assert found.rates[-3] == STEPS_PER_S
+    assert found.rss[-3] == 600_000_000
+    job.add_summary(1063.0, summary(63.0, nodes=2))
+    assert job.series.rates[2] == 4.0
+    job.add_summary(1064.0, summary(1.0, generation=-1))
+    assert not any(job.series.rates), "another job of the same name"
 
 
 def test_new_process_resets_its_rates() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.observe.metrics.job_metrics import JobMetrics
 from holdfast.observe.metrics.prometheus import render
+from holdfast.processes.workers.pages import OpenSection, Progress
 from recorded_runs import first_start
 
 DASHBOARD = json.loads(
@@ -24,7 +26,10 @@ ADDED_BY_PROMETHEUS = {"instance", "job"}
 
 def labels_by_name() -> dict[str, set[str]]:
     """Return all rendered names, and the labels of each."""
-    metrics = JobMetrics(lambda: [(4, 1, 0.5, "checkpoint")])
+    at_ns = time.monotonic_ns()
+    section = OpenSection("checkpoint", 0, None)
+    progress = Progress(7, 1, at_ns, 9, 0.5, 2.0, at_ns, (section,))
+    metrics = JobMetrics(lambda: [(4, progress)])
     for event in first_start():
         metrics(event)
     found: dict[str, set[str]] = {}

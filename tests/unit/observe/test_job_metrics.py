@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from holdfast.core.supervision import StopReason
 from holdfast.observe import lifecycle
 from holdfast.observe.metrics.job_metrics import FAMILIES, JobMetrics
 from holdfast.observe.metrics.prometheus import render
+from holdfast.processes.workers.pages import OpenSection, Progress
 from recorded_runs import (
     began,
     ended,
@@ -129,13 +131,21 @@ def test_counter_never_falls_between_two_reads() -> None:
 def test_progress_is_read_outside_the_lock() -> None:
     def progress() -> list[Any]:
         metrics[0](sent_heartbeat(2.0))  # The callback may do anything, even send an event.
-        return [(4, 120, 0.25, "checkpoint"), (5, None, None, None)]
+        section = OpenSection("checkpoint", 0, None)
+        at_ns = 20_000_000_000
+        return [
+            (4, Progress(7, 120, at_ns, 220, math.nan, 2.0, at_ns, (section,))),
+            (5, Progress()),
+        ]
 
     metrics: list[Any] = [lambda _event: None]
-    page = Page(first_start(), progress=progress)
+    page = Page(first_start(), now=20.25, progress=progress)
     metrics[0] = page.metrics
     page.read()
     assert page.value("worker_step", rank="4") == 120
+    assert page.value("worker_step_target", rank="4") == 220
+    assert page.value("worker_eta_seconds", rank="4") == 49.75
+    assert math.isnan(page.value("worker_loss", rank="4"))
     assert page.value("worker_heartbeat_age_seconds", rank="4") == 0.25
     assert page.value("worker_section", section="checkpoint") == 1
     assert not [one for one in page.samples if "step" in one.name and one.labels["rank"] == "5"]
@@ -145,7 +155,9 @@ def test_every_family_is_declared_and_in_the_guide() -> None:
     page = Page(
         [*first_start(), exited(20.0, 0, failed=False)],
         now=21.0,
-        progress=lambda: [(4, 1, 0.5, "a")],
+        progress=lambda: [
+            (4, Progress(7, 1, 21 * 10**9, 9, 0.5, 2.0, 1, (OpenSection("a", 0, None),))),
+        ],
     )
     seen, labels = {}, {}
     for family in page.families:

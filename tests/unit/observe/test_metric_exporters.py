@@ -10,6 +10,7 @@ from holdfast.errors import EnvironmentProblem
 from holdfast.observe.lifecycle import Observers
 from holdfast.observe.metrics.exporters import open_exporters
 from holdfast.observe.metrics.metric_handlers import ConsoleMetricHandler, configure
+from holdfast.processes.workers.pages import Progress
 from recorded_runs import first_start, success
 
 PATIENCE_S = 20
@@ -18,7 +19,7 @@ PATIENCE_S = 20
 def test_metrics_reach_a_handler_and_an_endpoint(capsys: pytest.CaptureFixture[str]) -> None:
     configure(ConsoleMetricHandler())
     observers = Observers()
-    exporters = open_exporters(observers, port=0, progress=lambda: [(4, 17, None, None)])
+    exporters = open_exporters(observers, port=0, progress=lambda: [(4, Progress(step=17))])
     assert exporters.endpoint is not None
     for event in first_start():
         observers.notify(event)

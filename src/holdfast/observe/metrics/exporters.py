@@ -55,7 +55,7 @@ def open_exporters(
     *,
     port: int | None = None,
     host: str = "",
-    progress: Callable[[], Iterable[Progress]] | None = None,
+    progress: Callable[[], Iterable[tuple[int, Progress]]] | None = None,
 ) -> MetricExporters:
     """Export metrics to the configured handlers, to an HTTP endpoint, and to a collector.
 

@@ -20,6 +20,7 @@ from holdfast.control.history import (
     RestartReason,
     Stage,
     WorkerState,
+    eta_s,
     goodput_of,
     outage_s,
     restart_reason,
@@ -29,12 +30,28 @@ from holdfast.observe import lifecycle
 from holdfast.observe.metrics.families import Family, Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any, Protocol
 
     from holdfast.control.history import Generation
 
-    Progress = tuple[int, int | None, float | None, str | None]
-    """A worker's rank, its step, the age of its heartbeat in seconds, and its current section."""
+    class Progress(Protocol):
+        """The progress of a worker: `processes.workers.pages.Progress`."""
+
+        @property
+        def step(self) -> int | None: ...
+        @property
+        def step_ns(self) -> int: ...
+        @property
+        def total(self) -> int | None: ...
+        @property
+        def loss(self) -> float | None: ...
+        @property
+        def pace(self) -> float | None: ...
+        @property
+        def heartbeat_ns(self) -> int: ...
+        @property
+        def sections(self) -> Sequence[Any]: ...
 
 
 class Restarts:
@@ -99,6 +116,9 @@ FAMILIES = {
     ),
     "holdfast_timers_expired_total": ("counter", "Watchdog timers of workers that expired"),
     "holdfast_worker_step": ("gauge", "Step that a worker reported last"),
+    "holdfast_worker_step_target": ("gauge", "Number of steps that a worker reported"),
+    "holdfast_worker_eta_seconds": ("gauge", "Estimated time until a worker's last step"),
+    "holdfast_worker_loss": ("gauge", "Loss that a worker reported last"),
     "holdfast_worker_heartbeat_age_seconds": ("gauge", "Time since a worker's last heartbeat"),
     "holdfast_worker_section": ("gauge", "1 for the section that a worker is in"),
 }
@@ -107,7 +127,7 @@ FAMILIES = {
 class JobMetrics:
     """An observer that keeps the metrics; any thread can `collect` them.
 
-    `progress` returns the progress of the workers. `collect` calls it outside the lock; it must not
+    `progress` returns the progress of the workers, by rank. `collect` calls it outside the lock; it must not
     wait.
     """
 
@@ -115,7 +135,7 @@ class JobMetrics:
 
     def __init__(
         self,
-        progress: Callable[[], Iterable[Progress]] | None = None,
+        progress: Callable[[], Iterable[tuple[int, Progress]]] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -250,10 +270,21 @@ class JobMetrics:
             console.warning(f"cannot read the workers' progress: {console.describe(problem)}")
             self._progress = None
             return
-        for rank, step, age_s, section in reported:
-            if step is not None:
-                found["holdfast_worker_step"].add(step, run_id=run_id, rank=rank)
-            if age_s is not None:
-                found["holdfast_worker_heartbeat_age_seconds"].add(age_s, run_id=run_id, rank=rank)
-            if section:
+        now = self._clock()
+        for rank, page in reported:
+            left_s = eta_s(page.step, page.total, page.pace, now - page.step_ns / 1e9)
+            for name, value in (
+                ("step", page.step),
+                ("step_target", page.total),
+                ("eta_seconds", left_s),
+                ("loss", page.loss),
+                (
+                    "heartbeat_age_seconds",
+                    now - page.heartbeat_ns / 1e9 if page.heartbeat_ns else None,
+                ),
+            ):
+                if value is not None:
+                    found[f"holdfast_worker_{name}"].add(value, run_id=run_id, rank=rank)
+            if page.sections:
+                section = page.sections[-1].name
                 found["holdfast_worker_section"].add(1, run_id=run_id, rank=rank, section=section)

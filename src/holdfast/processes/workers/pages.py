@@ -19,29 +19,40 @@ import fcntl
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import console
 from holdfast.core.values import Value
 from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.worker import (
+    BACK_AT,
+    CURVE_AT,
     DEADLINES,
     ENTERED,
+    HEAD_BYTES,
     HEARTBEAT,
+    LEVEL_WORDS,
+    LEVELS_S,
+    LOSS,
     MAGIC,
     NAME_BYTES,
     NAMES_AT,
     NEVER,
+    NO_LOSS,
     NO_STEP,
     NOTICE_NAME,
     PAGE_BYTES,
     PAGE_ENV,
     PID,
+    POINT_WORDS,
     REQUESTED,
     SCAN_AT,
     SLOTS,
     STEP,
     STEP_AT,
+    TOTAL,
     UNWATCHED,
 )
 
@@ -65,12 +76,34 @@ class Progress(Value):
     """The process that makes the calls; 0 if there is none."""
     step: int | None = None
     step_ns: int = 0
+    total: int | None = None
+    """The number of steps that the worker reports; the views show the remaining time only with it."""
+    loss: float | None = None
+    """The last one, which may be a NaN."""
+    pace: float | None = None
+    """Steps per second over the last minutes, up to its last step. None without `total`, or too early."""
     heartbeat_ns: int = 0
     """The last sign of life: a heartbeat, or a step."""
     sections: tuple[OpenSection, ...] = ()
     """The blocks it is in, the outermost first."""
     unwatched: int = 0
     """The number of sections that are not watched, because too many were open at once."""
+
+
+class CurvePoint(NamedTuple):
+    """A past moment of a worker."""
+
+    at_ns: int
+    step: int
+    loss: float | None
+
+
+LAST_POINT = (STEP_AT, STEP, LOSS)
+PACE_LEVEL = 1
+PACE_S, PACE_STEPS = 300.0, 8
+"""A pace covers at least this time and this number of steps, as soon as the worker has run that long."""
+PACE_S_MIN, PACE_STEPS_MIN = 10.0, 2
+"""With less than this, there is no pace: the first steps of a worker say little."""
 
 
 class WorkerPage:
@@ -112,14 +145,57 @@ class WorkerPage:
             if words[DEADLINES + slot] > 0
         ]
         sections.sort(key=lambda section: section.entered_ns)
+        has_total = words[STEP_AT] > 0 and words[TOTAL] > 0
         return Progress(
             pid=words[PID],
             step=words[STEP] if words[STEP_AT] > 0 else None,
             step_ns=words[STEP_AT],
+            total=words[TOTAL] if has_total else None,
+            loss=_loss(words[LOSS]),
+            pace=self._pace(words) if has_total else None,
             heartbeat_ns=max(words[HEARTBEAT], words[STEP_AT]),
             sections=tuple(sections),
             unwatched=words[UNWATCHED],
         )
+
+    def curve(self) -> bytes:
+        """Return the past moments of the worker and its last step, for `points_of`; empty if there are none."""
+        points = self._points(0, len(LEVELS_S))
+        words, _ = self._read() if points else ([], b"")
+        last = [words[at].to_bytes(8, sys.byteorder, signed=True) for at in LAST_POINT if words]
+        return points + b"".join(last)
+
+    def _pace(self, words: list[int]) -> float | None:
+        """Return steps per second until the last step."""
+        since: CurvePoint | None = None
+        step, at_ns = words[STEP], words[STEP_AT]
+        for point in reversed(points_of(self._points(PACE_LEVEL, PACE_LEVEL + 1))):
+            if point.at_ns < words[BACK_AT]:
+                break  # The worker has begun again from an earlier step.
+            since = point
+            age_s = (at_ns - point.at_ns) / 1e9
+            if age_s >= PACE_S and step - point.step >= PACE_STEPS:
+                break
+        if since is None:
+            return None
+        took_s, steps = (at_ns - since.at_ns) / 1e9, step - since.step
+        return steps / took_s if took_s >= PACE_S_MIN and steps >= PACE_STEPS_MIN else None
+
+    def _points(self, first: int, end: int) -> bytes:
+        """Return the points of these levels; a point that the worker is writing is blank."""
+        size, at = (end - first) * LEVEL_WORDS * 8, (CURVE_AT + first * LEVEL_WORDS) * 8
+        try:
+            once, again = os.pread(self._fd, size, at), os.pread(self._fd, size, at)
+        except OSError:
+            return b""  # It was closed meanwhile.
+        if len(once) != size or not once.strip(b"\0"):
+            return b""
+        if once == again:
+            return once
+        # If both reads agree on a point, the worker did not write it between them.
+        width = POINT_WORDS * 8
+        pairs = ((once[at : at + width], again[at : at + width]) for at in range(0, size, width))
+        return b"".join(one if one == other else bytes(width) for one, other in pairs)
 
     def planned_scan(self) -> float | None:
         """Return the time of the next scan, which the page shows to the worker."""
@@ -198,17 +274,17 @@ class WorkerPage:
         # Write all of it, so that every part of the worker's page has memory.
         blank = bytearray(PAGE_BYTES)
         words = memoryview(blank).cast("q")
-        words[0], words[SCAN_AT], words[STEP] = MAGIC, NEVER, NO_STEP
+        words[0], words[SCAN_AT], words[STEP], words[LOSS] = MAGIC, NEVER, NO_STEP, NO_LOSS
         if os.write(self._fd, blank) != PAGE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
 
     def _read(self) -> tuple[list[int], bytes]:
         """Return the words and the names; both empty if the page was closed."""
         try:
-            found = os.pread(self._fd, PAGE_BYTES, 0)
+            found = os.pread(self._fd, HEAD_BYTES, 0)
         except OSError:
             return [], b""  # It was closed meanwhile, or is not readable.
-        if len(found) != PAGE_BYTES:
+        if len(found) != HEAD_BYTES:
             return [], b""
         words = memoryview(found)[:NAMES_AT].cast("q").tolist()
         return (words, found[NAMES_AT:]) if words[0] == MAGIC else ([], b"")
@@ -220,6 +296,23 @@ class WorkerPage:
             return True
         fcntl.flock(self._fd, fcntl.LOCK_UN)
         return False
+
+
+def points_of(curve: bytes) -> list[CurvePoint]:
+    """Return the points of a curve in the order of their times."""
+    words = memoryview(curve).cast("q").tolist()
+    points = {
+        words[at]: CurvePoint(words[at], words[at + 1], _loss(words[at + 2]))
+        for at in range(0, len(words), POINT_WORDS)
+        if words[at] > 0
+    }
+    return [points[at_ns] for at_ns in sorted(points)]
+
+
+def _loss(word: int) -> float | None:
+    if word == NO_LOSS:
+        return None
+    return float(memoryview(word.to_bytes(8, sys.byteorder, signed=True)).cast("d")[0])
 
 
 def _name_at(names: bytes, slot: int) -> str:
@@ -236,6 +329,8 @@ SWEPT_AGE_S = 60.0
 """The minimum age of a leftover: the agent of a younger directory may not have locked it yet."""
 
 NOTICE_BYTES_MAX = 1 << 16
+CURVES_MAX, CURVE_RANKS_MAX = 16, 8
+"""The generations whose curves are kept, and the workers of each. A curve has 6 kB."""
 SETTLE_S = 0.1
 """The delay before a second scan, because the first may have missed a write of the worker."""
 
@@ -254,6 +349,7 @@ class WorkerPages:
         _sweep(self._parent)
         self._make()
         self._pages: dict[int, WorkerPage] = {}
+        self._curves: deque[list[bytes]] = deque(maxlen=CURVES_MAX)
         self._starts = 0
         self._scan_at: float | None = None
         self._settle_at: float | None = None
@@ -285,6 +381,9 @@ class WorkerPages:
                 break
 
     def end(self) -> None:
+        curves = self._current_curves()
+        if curves:
+            self._curves.append(curves)
         for page in self._pages.values():
             page.close()
         self._pages.clear()
@@ -302,6 +401,14 @@ class WorkerPages:
         """Return local rank, last step and its time (monotonic, seconds) of each worker with a step."""
         found = [(rank, page.read()) for rank, page in self._pages.items()]
         return [(rank, one.step, one.step_ns / 1e9) for rank, one in found if one.step is not None]
+
+    def curves(self) -> list[list[bytes]]:
+        """Return the curves of some workers, by generation; the last ones are those of the current pages."""
+        return [*self._curves, self._current_curves()]
+
+    def _current_curves(self) -> list[bytes]:
+        pages = islice(self._pages.values(), CURVE_RANKS_MAX)
+        return [curve for page in pages if (curve := page.curve())]
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when a worker requests a scan."""
