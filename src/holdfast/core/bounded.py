@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Literal
 
 import msgspec
@@ -40,7 +41,10 @@ Port = Annotated[int, Meta(ge=0, le=PORT_MAX)]
 StoreKey = Annotated[bytes, Meta(max_length=STORE_KEY_BYTES)]
 ClockTime = Annotated[float, Meta(ge=0.0, le=1e15)]
 Seconds = Annotated[float, Meta(ge=0.0, le=DURATION_S_MAX)]
-Loss = float | Literal["nan", "inf", "-inf"]  # JSON has no numbers for the last three.
+Loss = (
+    Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+    | Literal["nan", "inf", "-inf"]  # JSON has no numbers for these.
+)
 
 MALFORMED = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 """The exceptions for bytes that are not a valid message. Besides its own errors, msgspec raises Python's

@@ -72,8 +72,9 @@ def test_restart_leaves_a_gap_and_lost_steps_are_no_negative_rate() -> None:
 
 
 def test_loss_that_is_not_a_number_is_not_averaged_away() -> None:
-    bad = [point._replace(loss=math.nan) for point in curve(100.0, 120.0, 2.0, 1)]
-    found = series_of_node([[curve(100.0, 120.0, 2.0, 1), bad]], Series(), 120.0)
+    good = curve(100.0, 120.0, 2.0, 1)
+    bad = [CurvePoint(one.at_ns, one.step, math.nan) for one in good]
+    found = series_of_node([[good, bad]], Series(), 120.0)
     loss = value_at(found, "losses", 111.0)
     assert loss is not None
     assert math.isnan(loss)

@@ -21,7 +21,7 @@ import sys
 import time
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.core.values import Value
@@ -90,7 +90,7 @@ class Progress(Value):
     """The number of sections that are not watched, because too many were open at once."""
 
 
-class CurvePoint(NamedTuple):
+class CurvePoint(Value):
     """A past moment of a worker."""
 
     at_ns: int
