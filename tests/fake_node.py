@@ -14,6 +14,7 @@ import msgspec
 from holdfast.core.job_settings import JobSettings
 from holdfast.core.phases import NodePhase, NodeRole
 from holdfast.core.protocol import Failure, Heartbeat, NodeInfo, Status, View
+from holdfast.core.session import Rejoined
 
 if TYPE_CHECKING:
     from holdfast.core.ranks import RankOrder
@@ -57,6 +58,7 @@ class FakeNode(msgspec.Struct):
     reported_clear: int = -1
     reported_term: int = 0
     drained: bool = False
+    new_id: str = ""
 
     @property
     def name(self) -> str:
@@ -140,7 +142,7 @@ class FakeNode(msgspec.Struct):
         self.restarts = max(self.restarts, view.restarts)
         self.fence = max(self.fence, view.fence)
         self.start, self.view_generation = view.start, view.generation
-        self.drained = view.drained
+        self.drained, self.new_id = view.drained, view.new_id
         return True
 
     def apply(self) -> bool:
@@ -187,7 +189,7 @@ class FakeNode(msgspec.Struct):
 
     def rejoin(self, incarnation: int) -> None:
         """Become another incarnation, as a fenced node does."""
-        self.info = msgspec.structs.replace(self.info, incarnation=incarnation)
+        self.info = Rejoined(incarnation, self.new_id).applied_to(self.info)
         self.role, self.has_workers = None, False
         self.phase, self.failure, self.report = NodePhase.READY, None, b""
         self.round_term, self.round, self.assigned_generation = 0, -1, -1

@@ -30,7 +30,10 @@ MORE_VARIABLES = frozenset(
 )
 
 LOOPBACK = ("localhost", "127.0.0.1")
-UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+# torchrun's default for a job of one node is `none` or random, ours the script and the time.
+DEFAULT_RUN_ID = re.compile(
+    r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}|none|\w+-\d{4}(-\d+)?"
+)
 
 PROBE = """\
 import json, os, sys
@@ -58,7 +61,7 @@ def comparable(env: dict[str, str], line: list[str]) -> dict[str, str]:
     assert found
     assert found["run_id"] == env["TORCHELASTIC_RUN_ID"]
     env["TORCHELASTIC_ERROR_FILE"] = f"{attempt}/{rank}/{name}"
-    if UUID.fullmatch(env["TORCHELASTIC_RUN_ID"]):
+    if DEFAULT_RUN_ID.fullmatch(env["TORCHELASTIC_RUN_ID"]):
         env["TORCHELASTIC_RUN_ID"] = "any"
     if "--master-port" not in line:
         assert 1024 <= int(env["MASTER_PORT"]) <= 65535

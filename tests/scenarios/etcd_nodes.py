@@ -13,6 +13,7 @@ the node handles them. After every input all of these are processed, except thos
     manual a / automatic a                   whether the node reacts to views by itself
     candidate a / resigns a                  whether it is willing to lead
     rejoins a 55                             it rejoins as this incarnation
+    rejoins a 55 b                           ... with this id
     hold a requests,answers,changes          put these on hold; `release a` continues
     performs a 1 / answers a 1 / receives a  process one of these by hand; the index starts at 0
     loses a unreachable done                 its first request fails, after it was performed or not
@@ -366,7 +367,8 @@ class EtcdPlayer:
             case ["reports", phase]:
                 node.node.phase = NodePhase(phase)
                 node.report()
-            case ["rejoins", incarnation]:
+            case ["rejoins", incarnation, *new_id]:
+                node.node.new_id = "".join(new_id)
                 node.node.rejoin(int(incarnation))
                 node.report()
             case ["at", address]:

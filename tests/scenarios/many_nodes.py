@@ -8,7 +8,8 @@ Rounds: the player has nodes that apply each view, so the inputs are short::
     claims a term=4 round=3 rank=0 of=2 generation=5      a member of an earlier coordinator's round
     status a / repeat a / heartbeat a    a new status; the last one again; a heartbeat
     succeeds a / fails a hopeless / reports a text / ready a / leaves a / closes a / stuck a why
-    rejoin a                             a fenced node rejoins as a new incarnation
+    rejoin a                             a fenced node rejoins as a new incarnation, or with the id it was given
+    join a reserved_on=m1                the id is generated, and reserved by the machine m1
     unreachable a / reachable a          views to it are lost from now on / delivered again
     slow a / stopped a                   its workers take long to stop / have exited now
     lost a / lost a+b / wait over / wait over late / close stopped why / new coordinator
@@ -207,9 +208,9 @@ class RoundsPlayer:
                 node.slow = node.has_workers = False
                 node.apply()
             case "rejoin":
-                self.nodes[name].append(msgspec.structs.replace(node))
-                node = self.nodes[name][-1]
-                node.rejoin(self._incarnation())
+                node, incarnation = msgspec.structs.replace(node), self._incarnation()
+                node.rejoin(incarnation)
+                self.nodes.setdefault(node.name, []).append(node)
             case _:
                 raise AssertionError(f"unknown input: {verb!r}")
         return node.status()
@@ -319,7 +320,8 @@ def described(view: View) -> str:
             text += f", report {view.report.decode()!r}" if view.report else ""
             return text + ("" if view.final else ", not final")
         case _:
-            return str(view.role.value) + (", drained" if view.drained else "")
+            text = str(view.role.value) + (", drained" if view.drained else "")
+            return text + (f", rejoin as {view.new_id}" if view.new_id else "")
 
 
 class CoordinatorPlayer:
@@ -510,7 +512,7 @@ class SessionPlayer:
             case "disconnected":
                 return ms.Disconnected(" ".join(words))
             case "rejoined":
-                return ms.Rejoined(int(words[0]))
+                return ms.Rejoined(int(words[0]), *words[1:])
             case "stuck":
                 return ms.LoopStuck(" ".join(words))
             case "resumed":

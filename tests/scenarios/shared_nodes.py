@@ -7,7 +7,8 @@
     0.0 a respond                                the store performs a's call and responds
     0.0 a response-lost                          ... and the response is lost: a's call fails
     0.0 a fail no route                          a's call fails and is not performed
-    5.0 a tick / 5.0 a rejoin 7
+    5.0 a tick / 5.0 a rejoin 7                  it rejoins as this incarnation, with the id it was given
+    5.0 a/2 ready m1                             its id is generated, and reserved by the machine m1
     5.0 a/2 ready                                another agent with the id of a
     5.0 all                                      the store responds until no node has a call
     store is empty                               the store restarted without its state
@@ -86,8 +87,12 @@ class SharedStatePlayer:
             case "tick":
                 return self._handle(now, name, TICK)
             case "rejoin":
-                return self._handle(now, name, Rejoined(int(words[0])))
+                view = self.nodes[name].view
+                new_id = view.new_id if view is not None else ""
+                return self._handle(now, name, Rejoined(int(words[0]), new_id))
         phase = NodePhase(verb)
+        self.reserved_on = "".join(one for one in words if one[0] == "m")
+        words = tuple(one for one in words if one[0] != "m")
         failure = Failure(node=name, summary="oh") if phase is NodePhase.FAILED else None
         generation = int(words[0]) if words else -1
         return self._handle(now, name, StatusChanged(phase, generation, failure))
@@ -112,6 +117,7 @@ class SharedStatePlayer:
                     node=name.partition("/")[0],
                     incarnation=len(self.nodes) + 1,
                     address=name.replace("/", "."),
+                    reserved_on=self.reserved_on,
                 ),
                 settings=self.settings,
                 timeouts=Timeouts(unreachable_s=30.0),
@@ -132,7 +138,7 @@ class SharedStatePlayer:
                 self.pending[name] = effect
                 return f"write {', '.join(map(short_text, effect.changes)) or 'a heartbeat'}"
             case DeliverView(view):
-                return f"deliver {view}"
+                return f"deliver {view}" + (f", rejoin as {view.new_id}" if view.new_id else "")
             case GiveUp(unreachable_s, why):
                 return f"give up after {unreachable_s:g} s: {why}"
         return short_text(effect)

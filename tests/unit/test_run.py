@@ -12,6 +12,7 @@ import holdfast.launch
 import holdfast.run
 from holdfast.errors import CannotStart, UsageError
 from holdfast.launcher.config import LaunchConfig
+from holdfast.launcher.launch_job import is_single_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,12 +142,12 @@ def test_run_chooses_the_rendezvous_that_torchrun_chooses(
         theirs[0],
         launched[0],
     )
-    if UUID4.fullmatch(their_config.run_id):
-        if "--rdzv-id" in words:  # torchrun replaces it if --standalone is given.
-            assert our_config.run_id == "x"
-        else:
-            assert UUID4.fullmatch(our_config.run_id)
-        their_config.run_id = our_config.run_id
+    if "--rdzv-id" in words and UUID4.fullmatch(their_config.run_id):
+        assert our_config.run_id == "x"  # torchrun replaces it if --standalone is given.
+        their_config.run_id = "x"
+    elif "--rdzv-id" not in words and is_single_node(our_config):
+        assert our_config.run_id == ""  # The launch chooses a name.
+        their_config.run_id = ""
     assert comparable(our_config) == comparable(their_config)
     assert our_args == their_args
     if isinstance(their_program, str):

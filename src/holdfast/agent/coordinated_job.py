@@ -172,6 +172,7 @@ class CoordinatedJob:
                 membership.report(phase, generation, clear=clear, cause=cause)
             case supervision.Rejoin():
                 membership.rejoin(cause=cause)
+                self._machine.story.node = membership.node
             case supervision.ReportWait(limit_s, has_ended):
                 self._notice_wait(limit_s, has_ended=has_ended)
 
@@ -355,6 +356,8 @@ class CoordinatedJob:
                 console.notice(f"this node is drained: {view.why}")
             case NodeRole.STANDBY if last is None or last.role is not NodeRole.STANDBY:
                 console.notice("the round is full: standing by to replace a node")
+            case NodeRole.FENCED if view.new_id:
+                console.notice(f"{view.why}; this node joins as {view.new_id}")
             case NodeRole.FENCED if not leaves:
                 console.warning(f"fenced: {view.why}; stopping the workers and rejoining")
             case NodeRole.WAITING if was_member:

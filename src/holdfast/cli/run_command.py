@@ -22,7 +22,7 @@ from holdfast.errors import UsageError
 from holdfast.launcher import flag_values as values
 from holdfast.launcher.config import DEFAULT_MASTER_PORT, FLAGS, OTHER, Flag, LaunchConfig
 from holdfast.launcher.flag_values import determine_local_world_size, parse_min_max_nnodes
-from holdfast.launcher.launch_job import elastic_launch
+from holdfast.launcher.launch_job import elastic_launch, is_single_node
 from holdfast.processes.failures import error_file
 from holdfast.rendezvous.backends import Backend
 
@@ -241,6 +241,8 @@ def run(args: argparse.Namespace) -> None:
         from holdfast.cli import flag_warnings
 
         flag_warnings.warn(given, config)
+    if config.run_id == "none" and is_single_node(config):
+        config.run_id = ""  # No other node needs the name.
     if config.omp_num_threads is not None:
         console.info(
             f"OMP_NUM_THREADS is not set; using {config.omp_num_threads} for each of the "
@@ -278,8 +280,6 @@ def _with_rendezvous(args: argparse.Namespace) -> argparse.Namespace:
         args = type(args)(**vars(args))
         args.rdzv_backend = Backend.C10D.value
         args.rdzv_endpoint = "localhost:0"
-        if args.rdzv_id == "none":
-            args.rdzv_id = _fresh_run_id()
         args.standalone = True
     elif not is_static:
         backend = str(args.rdzv_backend)
@@ -353,12 +353,3 @@ def _logs_specs(args: argparse.Namespace) -> LogsSpecs:
 
 def _omp_num_threads(nproc_per_node: int) -> int | None:
     return 1 if nproc_per_node > 1 and "OMP_NUM_THREADS" not in os.environ else None
-
-
-def _fresh_run_id() -> str:
-    """Return a random id in the form of a version 4 UUID."""
-    raw = bytearray(os.urandom(16))
-    raw[6] = raw[6] & 0x0F | 0x40
-    raw[8] = raw[8] & 0x3F | 0x80
-    text = raw.hex()
-    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))

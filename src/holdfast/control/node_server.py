@@ -38,6 +38,7 @@ from holdfast.processes.gpus import GpuUtilization
 from holdfast.processes.procfs import usage_of
 from holdfast.processes.stacks import dump_stacks
 from holdfast.processes.workers.pages import Progress, points_of
+from holdfast.rendezvous.node_names import host_label
 from holdfast.wire import messages
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.messages import (
@@ -264,7 +265,7 @@ class NodeServer:
         self._membership = agent.membership
         handler: Any = agent.group.spec.rdzv_handler
         self._run_id: str = handler.get_run_id()
-        self._node: str = getattr(handler, "node_id", "")
+        self._handler = handler
         self._endpoint: str = getattr(handler, "endpoint", "")
         self._backend: str = handler.get_backend()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -272,6 +273,10 @@ class NodeServer:
         self._usage = Recent()
         """The memory of the workers and the use of GPUs, while clients watch."""
         self._gpus = GpuUtilization()
+
+    @property
+    def _node(self) -> str:
+        return getattr(self._handler, "node_id", "")
 
     def close(self) -> None:
         """End the thread and the connections."""
@@ -782,7 +787,7 @@ def _worker_state(history: History, local_rank: int, pid: int) -> WorkerState:
 def node_name(agent: ControlledAgent) -> str:
     """Return the name of this node in its job."""
     handler: object = agent.group.spec.rdzv_handler
-    return getattr(handler, "node_id", "") or os.uname().nodename
+    return getattr(handler, "node_id", "") or host_label()
 
 
 def own_summary(agent: ControlledAgent, report: NodeReport) -> JobSummary:

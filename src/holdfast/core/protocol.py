@@ -68,6 +68,9 @@ from holdfast.core.limits import (
 from holdfast.core.phases import JobOutcome, NodePhase, NodeRole, RefusalReason
 from holdfast.printable import one_line, quoted
 
+UNRESERVED = "-"
+"""In `NodeInfo.reserved_on`: the id is generated, and no machine reserves it."""
+
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The properties of a node that do not change during one incarnation."""
@@ -94,6 +97,14 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     yields: bool = False
     """Whether the node, while alive, yields its id to a new agent with the same id. The earlier agent
     decides this, because the new one is not trusted."""
+    reserved_on: Name = ""
+    """The machine that reserves the node's generated id for its agent; `UNRESERVED` if none does. Empty if
+    the user chose the id."""
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether no other agent on the machine of this node can have its generated id."""
+        return self.reserved_on not in ("", UNRESERVED)
 
 
 class ControlPort(msgspec.Struct, frozen=True, array_like=True):
@@ -291,6 +302,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="v
     why: Why = ""
     """The reason for the last change."""
     refusal: RefusalReason | None = None
+    new_id: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)] = ""
+    """The id with which this fenced node must rejoin, if another node has its generated id."""
     present: NodeCount = 0
     """The number of connected nodes, including standbys."""
     needed: NodeCount = 0
@@ -421,7 +434,7 @@ def sanitized_status(status: Status) -> Status:
 
 def sanitized_view(view: View) -> View:
     """Return a view that is safe to use; raise `ValueError` if it is invalid."""
-    check_names(view.run_id, view.node)
+    check_names(view.run_id, view.node, view.new_id)
     check_address(view.master_addr)
     for one in view.members:
         check_names(one.node, one.host)

@@ -31,7 +31,9 @@ The rules:
     Losing nodes, even all of them, closes nothing.
 9.  A node has an id and an incarnation. A live node keeps its id. A second node with the same id is a
     contender: it joins when the first one is gone. If the first one turns out to be alive, the
-    contender is refused, unless the first one yields (`NodeInfo.yields`). A status from an incarnation
+    contender is refused, unless the first one yields (`NodeInfo.yields`). If the contender's id is
+    generated (`NodeInfo.reserved_on`), it is not refused but gets another id: immediately, unless the
+    same machine reserved the id for both, so that the first one can only be gone. A status from an incarnation
     that is out of the job changes nothing; the answer says why it is out, or that the job is over. If
     the job has failed, a node that joins later learns the outcome but not the failure.
 10. Decisions carry a term and a revision; nodes ignore decisions older than the newest they have. If a
@@ -67,6 +69,7 @@ machine; and the views, which are computed from the state.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from enum import Enum
 from hashlib import blake2b
@@ -90,7 +93,12 @@ from holdfast.core.bounded import (
 )
 from holdfast.core.first_failure import first_of, with_rivals
 from holdfast.core.job_settings import JobSettings, check_settings, differences
-from holdfast.core.limits import REPORTED_COUNTER_MAX, STORE_KEY_BYTES, VIEW_MEMBERS_MAX
+from holdfast.core.limits import (
+    NODE_ID_CHARS_MAX,
+    REPORTED_COUNTER_MAX,
+    STORE_KEY_BYTES,
+    VIEW_MEMBERS_MAX,
+)
 from holdfast.core.machine import Event, InvalidEvent, Story
 from holdfast.core.phases import JobOutcome, NodePhase, NodeRole, RefusalReason
 from holdfast.core.policy import RestartBudget, Verdict, judge
@@ -122,7 +130,7 @@ from holdfast.core.requests import (
 from holdfast.core.values import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from holdfast.core.requests import Refused
 
@@ -704,6 +712,8 @@ class Rounds:
         broken = ""
         known = job.nodes.get(info.node)
         if known is not None:
+            if needs_other_id(info, known.info):
+                return [self._send_other_id(status, has_waited=False)]
             if not known.info.yields:
                 return self._add_contender(status, known)
             why = f"another agent replaced {info.node} (on {info.host or 'its host'})"
@@ -732,10 +742,18 @@ class Rounds:
 
     def _refuse_contender(self, status: Status) -> list[View]:
         info = status.info
+        if info.reserved_on:
+            return [self._send_other_id(status, has_waited=True)]
         why = contender_refused_text(self.job.nodes[info.node].info)
         self._retire(info, why, superseded=True)
         refusal = RefusalReason.REPLACED
         return [self._send_outsider(info, NodeRole.REFUSED, why, refusal, known_term=status.term)]
+
+    def _send_other_id(self, status: Status, *, has_waited: bool) -> View:
+        """Return the view that makes a node rejoin with another id."""
+        contended = [one.info.node for one in self._contenders.values()]
+        self.job.revision += 1
+        return view_with_other_id(self.job, status, contended, has_waited=has_waited)
 
     def _admit_contenders(self, broken: str) -> list[View]:
         """Admit contenders whose id is free now. `broken` is the reason to change the round, if any."""
@@ -1733,6 +1751,36 @@ def contender_waits_text(holder: NodeInfo) -> str:
 def contender_refused_text(holder: NodeInfo) -> str:
     """Return why a contender is refused."""
     return f"{id_in_use_text(holder)} and is alive"
+
+
+def needs_other_id(info: NodeInfo, holder: NodeInfo) -> bool:
+    """Return whether a contender gets another id without waiting for the holder of its id.
+
+    A machine reserves a generated id for one agent at a time. If the same machine reserved it for both nodes,
+    the holder's agent has exited, and the contender waits until the job knows that.
+    """
+    is_successor = info.is_reserved and info.reserved_on == holder.reserved_on
+    return bool(info.reserved_on) and not is_successor
+
+
+def view_with_other_id(
+    job: Job, status: Status, contended: Iterable[str] = (), *, has_waited: bool
+) -> View:
+    """Return the view that makes a node rejoin with an id that no node has: `host-2` instead of `host`.
+
+    A node ignores terms below the one it knows, and a node that reports a term may have been in the job. So a
+    node that knows no term learns none.
+    """
+    info = status.info
+    taken = {*job.nodes, *job.exclusions, *contended}
+    stem = info.node[: NODE_ID_CHARS_MAX - len(f"-{len(taken) + 2}")]
+    new_id = next(one for n in itertools.count(2) if (one := f"{stem}-{n}") not in taken)
+    why = id_in_use_text(job.nodes[info.node].info)
+    view = view_for_outsider(job, info, NodeRole.FENCED, why)
+    term = status.term + 1 if status.term else 0
+    if has_waited:  # A view of this job told it to wait.
+        term = max(term, job.term)
+    return msgspec.structs.replace(view, term=term, new_id=new_id)
 
 
 def is_held(job: Job) -> bool:

@@ -30,7 +30,17 @@ from holdfast.core.job_settings import JobSettings
 from holdfast.core.liveness import AwakeClock, StopDeadline
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
 from holdfast.core.phases import NodePhase, NodeRole
-from holdfast.core.protocol import Ack, Failure, Heartbeat, NodeInfo, Request, Status, View, echo
+from holdfast.core.protocol import (
+    UNRESERVED,
+    Ack,
+    Failure,
+    Heartbeat,
+    NodeInfo,
+    Request,
+    Status,
+    View,
+    echo,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,6 +117,15 @@ class Rejoined(Event):
     """The node rejoins as this incarnation, after it was fenced."""
 
     incarnation: int
+    node: str = ""
+    """The node's new id, if it has one."""
+
+    def applied_to(self, info: NodeInfo) -> NodeInfo:
+        """Return a node's properties after it rejoined."""
+        info = msgspec.structs.replace(info, incarnation=self.incarnation)
+        if not self.node:
+            return info
+        return msgspec.structs.replace(info, node=self.node, reserved_on=UNRESERVED)
 
 
 class PortsChanged(Event):
@@ -293,8 +312,8 @@ class Session:
                     permanent and self.connection is ConnectionState.UP
                 )
                 effects = self._closed(at, why)
-            case Rejoined(incarnation):
-                info = msgspec.structs.replace(self._status.info, incarnation=incarnation)
+            case Rejoined(_, node):
+                info = event.applied_to(self._status.info)
                 self.view = None
                 self.acked_seq = -1
                 # The coordinator that fenced it knows whether the node is drained.
@@ -306,7 +325,7 @@ class Session:
                     stuck="",
                     drained=False,
                 )
-                effects = self._send(at)
+                effects = self._reconnect(at) if node else self._send(at)
             case PortsChanged(ports):
                 info = msgspec.structs.replace(self._status.info, ports=ports)
                 self._update_status(info=info)
@@ -410,6 +429,15 @@ class Session:
         self._retries += 1
         self._retry_at = at + wait * (0.5 + self._draw() / 2)
         return self._tick(at)
+
+    def _reconnect(self, at: float) -> list[SessionEffect]:
+        """Replace the connection: it belongs to the node's earlier id."""
+        self.story.node = self._status.info.node
+        if self.connection is not ConnectionState.UP:
+            return []
+        why = "the node has another id now"
+        self._retries = 0
+        return [Disconnect(why), *self._closed(at, why)]
 
     # Deadlines.
 

@@ -71,6 +71,7 @@ from holdfast.core.rounds import (
     sanitized_job,
     view_for_node,
     view_for_outsider,
+    view_with_other_id,
 )
 from holdfast.core.session import (
     CLOSED_UNREACHABLE_S,
@@ -331,9 +332,10 @@ class SharedStateSession:
                 )
                 self._unstored.append(self.status)
                 return self._read_soon()
-            case Rejoined(incarnation):
+            case Rejoined():
                 self._joins = True
-                info = msgspec.structs.replace(self.status.info, incarnation=incarnation)
+                info = event.applied_to(self.status.info)
+                self.story.node = info.node
                 self._update_status(
                     seq=self.status.seq + 1,
                     info=info,
@@ -554,6 +556,8 @@ class SharedStateSession:
             self._contending = (rival.incarnation, self._at)
         if self._at - self._contending[1] < SILENCES_UNTIL_ALIVE * self._peers.silence_s:
             return answer
+        if self.status.info.reserved_on:
+            return view_with_other_id(job, self.status, has_waited=True)
         refused = (NodeRole.REFUSED, contender_refused_text(rival), RefusalReason.REPLACED)
         return view_for_outsider(job, self.status.info, *refused)
 

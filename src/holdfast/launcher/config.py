@@ -373,7 +373,7 @@ FLAGS = (
     ),
     Flag(
         RENDEZVOUS, "--rdzv-id", "none", "ID",
-        "run id of the job, the same on every node (none)", field="run_id",
+        "run id of the job, the same on every node (none; on one node without an endpoint, program and time: train-1142)", field="run_id",
     ),
     Flag(RENDEZVOUS, "--rdzv-conf", "", "K=V,...", "rendezvous settings"),
     Flag(

@@ -23,6 +23,7 @@ from holdfast.errors import (
     shortage_hint,
 )
 from holdfast.launcher import preload
+from holdfast.launcher.job_name import reserved_job_name
 from holdfast.launcher.observers import LaunchObservers
 from holdfast.launcher.story_file import writing_story
 from holdfast.net.addresses import own_address
@@ -118,11 +119,21 @@ def launch_agent(
     """
     if not entrypoint:
         raise UsageError("entrypoint: missing; accepted: a program or a function")
-    run_id = config.run_id or os.urandom(16).hex()
-    launch = Launch(config, run_id, entrypoint, args, logs_specs_of(config))
-    check_binding(config)
-    with writing_story(config.story), cluster_of(launch):
-        return _run(launch, health_check_server)
+    with run_id_of(config, entrypoint_name(entrypoint, args)) as run_id:
+        launch = Launch(config, run_id, entrypoint, args, logs_specs_of(config))
+        check_binding(config)
+        with writing_story(config.story), cluster_of(launch):
+            return _run(launch, health_check_server)
+
+
+def run_id_of(config: LaunchConfig, program: str) -> AbstractContextManager[str]:
+    """Return the context in which the job has its run id; by default, a name for one node, else a random id."""
+    if config.run_id:
+        return nullcontext(config.run_id)
+    # Nodes that start the same program in the same minute must not meet by accident.
+    return (
+        reserved_job_name(program) if is_single_node(config) else nullcontext(os.urandom(16).hex())
+    )
 
 
 class Launch(Value):

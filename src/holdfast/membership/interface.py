@@ -62,6 +62,10 @@ class Membership(Protocol):
         """The newest view of this incarnation."""
 
     @property
+    def node(self) -> str:
+        """The node's id in the job; `rejoin` may change it."""
+
+    @property
     def where(self) -> str:
         """The endpoint, as a user writes it."""
 

@@ -245,10 +245,16 @@ class ThreadedMembership:
 
         driver.watch_stop_deadline(renew_unless_hosting)
 
+    @property
+    def node(self) -> str:
+        return self._info.node
+
     def rejoin(self, *, cause: str = "") -> int:
-        incarnation = random_incarnation()
+        view, incarnation = self._mailbox.view, random_incarnation()
+        rejoined = Rejoined(incarnation, view.new_id if view is not None else "")
+        self._info = rejoined.applied_to(self._info)
         self._mailbox.begin_incarnation(incarnation)
-        self._handle(Rejoined(incarnation), cause)
+        self._handle(rejoined, cause)
         return incarnation
 
     def problem(self) -> str:

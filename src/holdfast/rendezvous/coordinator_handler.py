@@ -19,10 +19,10 @@ from holdfast.rendezvous.job_access import (
     ANNOUNCE_S,
     JobAccess,
     JoinRequest,
-    new_node_id,
     node_info,
 )
 from holdfast.rendezvous.membership_handler import MembershipHandler
+from holdfast.rendezvous.node_names import NodeName, reserve_name
 from holdfast.wire.handshake import job_token
 
 if TYPE_CHECKING:
@@ -69,12 +69,15 @@ class CoordinatorAccess(JobAccess):
             params.endpoint, DEFAULT_PORT, COORDINATORS_MAX
         )
         # The id contains the fixed rank, so that a later node with this rank can replace a lost one.
-        own_id = f"rank-{fixed_rank}" if fixed_rank >= 0 else new_node_id()
+        given = conf.node_id or (f"rank-{fixed_rank}" if fixed_rank >= 0 else "")
+        # Other agents here may write another host name in the endpoint, but not another port.
+        ports = [port for _, port in self._endpoints]
+        scope = (params.run_id, *ports) if all(ports) else ()
         local_addr = params.local_addr
         super().__init__(
             backend=params.backend,
             run_id=params.run_id,
-            node_id=conf.node_id or own_id,
+            name=NodeName(given) if given else reserve_name(*scope),
             join_timeout_s=conf.join_timeout,
             workers_serve=conf.worker_store,
             store_address=address_of(local_addr) if local_addr else self._own_loopback(),

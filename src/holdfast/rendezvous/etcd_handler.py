@@ -19,8 +19,9 @@ from holdfast.net.agent_port import OFF, ControlCredentials, explicit_token
 from holdfast.net.listening import address_of
 from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.backends import ETCD_V2
-from holdfast.rendezvous.job_access import JobAccess, JoinRequest, new_node_id, node_info
+from holdfast.rendezvous.job_access import JobAccess, JoinRequest, node_info
 from holdfast.rendezvous.membership_handler import MembershipHandler
+from holdfast.rendezvous.node_names import NodeName, reserve_name
 from holdfast.rendezvous.rdzv_conf import value_of
 
 if TYPE_CHECKING:
@@ -151,10 +152,13 @@ class EtcdAccess(JobAccess):
         # With any other etcd, loopback does not imply a single host: each host may run a member or a proxy.
         is_alone = cluster is not None and all(names_loopback(host) for host, _ in etcd.endpoints)
         loopback = LOOPBACK if is_alone else ""
+        prefix = rdzv_conf.value_of(params, "etcd_prefix")
+        # Other agents here may write other host names in the endpoints, but not other ports.
+        scope = (params.run_id, prefix, *sorted({port for _, port in etcd.endpoints}))
         super().__init__(
             backend=params.backend,
             run_id=params.run_id,
-            node_id=conf.node_id or new_node_id(),
+            name=NodeName(conf.node_id) if conf.node_id else reserve_name(*scope),
             join_timeout_s=conf.join_timeout,
             workers_serve=conf.worker_store,
             store_address=address_of(params.local_addr) if params.local_addr else loopback,

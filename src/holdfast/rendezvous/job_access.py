@@ -6,10 +6,11 @@ A `MembershipHandler` has one. `coordinator_handler`, `etcd_handler` and `backen
 from __future__ import annotations
 
 import os
+import weakref
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.core.protocol import NodeInfo
+from holdfast.core.protocol import UNRESERVED, NodeInfo
 from holdfast.membership.interface import random_incarnation
 from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.rendezvous_errors import RendezvousConnectionError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.core.job_settings import JobSettings
     from holdfast.core.protocol import View
     from holdfast.membership.interface import Membership
+    from holdfast.rendezvous.node_names import NodeName
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
     from holdfast.rendezvous.rendezvous_errors import RendezvousError
     from holdfast.store.store_interface import RoundStore
@@ -63,7 +65,7 @@ class JobAccess(ABC):
         *,
         backend: str,
         run_id: str,
-        node_id: str,
+        name: NodeName,
         join_timeout_s: float,
         workers_serve: bool,
         job_settings: Callable[[int], JobSettings],
@@ -72,8 +74,8 @@ class JobAccess(ABC):
         self.backend = backend
         """The name of the backend, as in `--rdzv-backend`."""
         self.run_id = run_id
-        self.node_id = node_id
-        """This node's name in the job."""
+        self.node_id, self.reserved_on = name.id, name.reserved_on
+        self._free_name = weakref.finalize(self, name.free)
         self.join_timeout_s = join_timeout_s
         """How long a node waits for a round with enough nodes."""
         self.workers_serve = workers_serve
@@ -118,13 +120,13 @@ class JobAccess(ABC):
     def check(self, membership: Membership) -> None:  # noqa: B027 (most backends need none)
         """Raise if waiting for events is useless."""
 
+    def free_name(self) -> None:
+        """Let another agent on this machine have this node's generated id."""
+        self._free_name()
+        self.reserved_on = self.reserved_on and UNRESERVED
+
     def close(self) -> None:  # noqa: B027 (most backends need none)
         """Release the resources that outlive the membership."""
-
-
-def new_node_id() -> str:
-    """Return a generated name for a node without a configured one."""
-    return f"{os.uname().nodename}-{os.getpid()}-{os.urandom(6).hex()}"
 
 
 def node_info(
@@ -150,4 +152,5 @@ def node_info(
         fixed_rank=fixed_rank,
         self_fencing=self_fencing,
         yields=bool(conf.replace),
+        reserved_on=access.reserved_on,
     )

@@ -65,8 +65,6 @@ class MembershipHandler(RendezvousHandler):
 
     def __init__(self, access: JobAccess) -> None:
         self.access = access
-        self.node_id = access.node_id
-        """This node's name in the job."""
         self._worker_store: WorkerStore | None = None
         self._membership: Membership | None = None
         self._was_standby = False
@@ -79,6 +77,11 @@ class MembershipHandler(RendezvousHandler):
     def use_agent_store(self) -> bool:
         """Whether the agent of the first node serves the workers' store, instead of the worker of rank 0."""
         return not self.access.workers_serve
+
+    @property
+    def node_id(self) -> str:
+        """This node's id in the job."""
+        return self._membership.node if self._membership is not None else self.access.node_id
 
     @property
     def serves_workers(self) -> bool:
@@ -238,6 +241,7 @@ class MembershipHandler(RendezvousHandler):
         self.round, self._was_standby = None, False
         try:
             if membership is not None:
+                self.access.node_id = membership.node
                 self._has_left = membership.leave(self.access.leave_timeout_s)
                 membership.close()
             if self._worker_store is not None:
@@ -245,6 +249,7 @@ class MembershipHandler(RendezvousHandler):
                 self._worker_store = None
         finally:
             self.access.close()
+            self.access.free_name()
         return True
 
     # Waiting for a round.

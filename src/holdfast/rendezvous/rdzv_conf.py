@@ -289,7 +289,7 @@ KEYS = (
     Key("tls_server_name", "text", None, (*WITH_TOKEN, *ETCD),
         "the name in the coordinator's or etcd's certificate, if it is not the endpoint's host"),
     Key("label", "text", "", ALL, "the node's location, for rank_order=label"),
-    Key("node_id", "text", "", ALL, "the node's id in the job; must differ between nodes"),
+    Key("node_id", "text", "", ALL, "the node's id in the job, by default its host name; must differ between nodes"),
     Key("replace", "switch", None, ALL,
         "whether a new agent with the same node_id or --node-rank replaces this one while it is alive"),
     Key("worker_store", "switch", None, ALL,

@@ -469,6 +469,23 @@ class EtcdSession:
     # The node's status.
 
     def _submit(self, now: float, message: Status | Heartbeat) -> list[SessionEffect]:
+        renamed: list[SessionEffect] = []
+        if isinstance(message, Status) and message.info.node != self._node:
+            renamed = self._rename(message.info.node)
+        return renamed + self._submit_renamed(now, message)
+
+    def _rename(self, node: str) -> list[SessionEffect]:
+        """Watch the views for this node's new id. The election keeps the first one: it signs the leader's key."""
+        self._node = self.story.node = self.witness.story.node = node
+        if not self._views_watch:
+            return []  # The next session watches them.
+        last, self._views_watch = self._views_watch, next(self._numbers)
+        views = self.keys.views_of(node)
+        # No view for the new id is older than this node's record, which still has the last id.
+        after = self._key_revision + 1
+        return [StopWatch(last), StartWatch(self._views_watch, views, end_of_prefix(views), after)]
+
+    def _submit_renamed(self, now: float, message: Status | Heartbeat) -> list[SessionEffect]:
         if not self.is_up:
             return []
         if isinstance(message, Heartbeat):
