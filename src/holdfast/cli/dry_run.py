@@ -21,6 +21,7 @@ from holdfast.cli.operate import print_json, print_text
 from holdfast.core.limits import check_node_range
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.launcher import launch_job
+from holdfast.launcher.job_name import default_job_name
 from holdfast.launcher.observers import check_event_handler
 from holdfast.net.token import own_path
 from holdfast.processes.logs.specs import DefaultLogsSpecs, problem_of_making
@@ -71,11 +72,13 @@ class Plan(msgspec.Struct, kw_only=True):
 def plan(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: Sequence[str]) -> Plan:
     """Return what this configuration would run; raise as a real run would."""
     launch_job.check_binding(config)
+    is_alone = launch_job.is_single_node(config)
+    if is_alone and not config.run_id:
+        config.run_id = default_job_name(launch_job.entrypoint_name(entrypoint, list(args)))
     check_event_handler(config.event_log_handler)
     preload = launch_job.preload_of(config, entrypoint, list(args))
     handler, token = _check_rendezvous(config)
     log_dir = _check_output(config)
-    is_alone = launch_job.is_single_node(config)
     interpreted = [sys.executable] if entrypoint is run_script_path else [str(entrypoint)]
     return Plan(
         job=config.run_id,

@@ -23,7 +23,7 @@ TRIES_MAX = 1_000
 @contextmanager
 def reserved_job_name(program: str) -> Iterator[str]:
     """Return a name that no other running job of this user on this machine has until the context ends."""
-    stem = f"{label_of(program)}-{time.strftime('%H%M')}"
+    stem = default_job_name(program)
     for number in range(1, TRIES_MAX):
         name = stem if number == 1 else f"{stem}-{number}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as holder:
@@ -35,6 +35,11 @@ def reserved_job_name(program: str) -> Iterator[str]:
             yield name
             return
     yield f"{stem}-{os.urandom(3).hex()}"
+
+
+def default_job_name(program: str) -> str:
+    """Return the name of a job that starts now, if no other job has it."""
+    return f"{label_of(program)}-{time.strftime('%H%M')}"
 
 
 def label_of(program: str) -> str:

@@ -30,7 +30,6 @@ from holdfast.net.listening import address_of
 from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.job_access import JobAccess, JoinRequest
 from holdfast.rendezvous.membership_handler import MembershipHandler
-from holdfast.rendezvous.node_names import NodeName, reserve_name
 from holdfast.rendezvous.rdzv_conf import RendezvousSettings, RendezvousTimeout
 from holdfast.rendezvous.rendezvous_errors import (
     RendezvousClosedError,
@@ -134,7 +133,7 @@ class BackendAccess(JobAccess):
         backend: RendezvousBackend,
         *,
         backend_name: str,
-        name: NodeName | None = None,
+        name_scope: tuple[object, ...] = (),
         job_settings: Callable[[int], JobSettings] | None = None,
         unreachable_s: float = UNREACHABLE_S,
         self_fencing: bool = False,
@@ -144,19 +143,19 @@ class BackendAccess(JobAccess):
         control: str = ON,
     ) -> None:
         check_settings(settings)
-        name = name or NodeName(node.node)
         timeout = settings.timeout
         super().__init__(
             backend=backend_name,
             run_id=settings.run_id,
-            name=name,
+            node_id=node.node,
+            name_scope=name_scope,
             join_timeout_s=timeout.join.total_seconds(),
             workers_serve=workers_serve,
             store_address=store_address,
             job_settings=job_settings or partial(job_settings_of, settings),
         )
         self.close_timeout_s = self.leave_timeout_s = timeout.close.total_seconds()
-        self.node = msgspec.structs.replace(node, node=name.id, reserved_on=name.reserved_on)
+        self.node = node
         self.settings = settings
         self.unreachable_s = unreachable_s
         self.is_closed = False
@@ -184,6 +183,8 @@ class BackendAccess(JobAccess):
         """Return a started membership."""
         info = msgspec.structs.replace(
             self.node,
+            node=self.name.id,
+            reserved_on=self.name.reserved_on,
             role=node.role,
             local_world_size=node.local_world_size,
             ports=node.ports,
@@ -342,7 +343,8 @@ class DynamicRendezvousHandler(MembershipHandler):
         if isinstance(self._membership, BackendMembership):
             return access.refresh(self._membership)
         # Read without joining: only `enter` knows the node's role and size.
-        membership = access.open(access.node, access.job_settings(0))
+        reader = msgspec.structs.replace(access.node, node="reader")
+        membership = access.open(reader, access.job_settings(0))
         try:
             return access.refresh(membership)
         finally:
@@ -377,12 +379,14 @@ def create_handler(
     check_settings(settings)
     scope = (backend.name, params.endpoint, params.run_id)
     return DynamicRendezvousHandler(
-        this_node(params.local_addr, label=conf.label, yields=bool(conf.replace)),
+        this_node(
+            params.local_addr, node_id=conf.node_id, label=conf.label, yields=bool(conf.replace)
+        ),
         settings,
         backend.name,
         store,
         backend,
-        name=NodeName(conf.node_id) if conf.node_id else reserve_name(*scope),
+        name_scope=scope,
         job_settings=conf.job_settings,
         unreachable_s=conf.coordinator_timeout,
         self_fencing=conf.on_lost == "stop",
@@ -393,13 +397,15 @@ def create_handler(
     )
 
 
-def this_node(local_addr: str | None, *, label: str = "", yields: bool = False) -> NodeInfo:
+def this_node(
+    local_addr: str | None, *, node_id: str | None = None, label: str = "", yields: bool = False
+) -> NodeInfo:
     """Describe this node. Without `local_addr`, other nodes use its host name."""
     host = os.uname().nodename
     address = local_addr or host
     if not local_addr:
         console.info(f"other nodes reach this node as {host}; set --local-addr to change that")
-    name = f"{address}_{os.getpid()}_{next(_local_ids)}"
+    name = f"{address}_{os.getpid()}_{next(_local_ids)}" if node_id is None else node_id
     return NodeInfo(
         node=name, incarnation=0, host=host, label=label, address=address, yields=yields
     )

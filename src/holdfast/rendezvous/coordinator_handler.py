@@ -22,7 +22,6 @@ from holdfast.rendezvous.job_access import (
     node_info,
 )
 from holdfast.rendezvous.membership_handler import MembershipHandler
-from holdfast.rendezvous.node_names import NodeName, reserve_name
 from holdfast.wire.handshake import job_token
 
 if TYPE_CHECKING:
@@ -77,7 +76,8 @@ class CoordinatorAccess(JobAccess):
         super().__init__(
             backend=params.backend,
             run_id=params.run_id,
-            name=NodeName(given) if given else reserve_name(*scope),
+            node_id=given,
+            name_scope=scope,
             join_timeout_s=conf.join_timeout,
             workers_serve=conf.worker_store,
             store_address=address_of(local_addr) if local_addr else self._own_loopback(),

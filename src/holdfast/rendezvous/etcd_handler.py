@@ -21,7 +21,6 @@ from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.backends import ETCD_V2
 from holdfast.rendezvous.job_access import JobAccess, JoinRequest, node_info
 from holdfast.rendezvous.membership_handler import MembershipHandler
-from holdfast.rendezvous.node_names import NodeName, reserve_name
 from holdfast.rendezvous.rdzv_conf import value_of
 
 if TYPE_CHECKING:
@@ -158,7 +157,8 @@ class EtcdAccess(JobAccess):
         super().__init__(
             backend=params.backend,
             run_id=params.run_id,
-            name=NodeName(conf.node_id) if conf.node_id else reserve_name(*scope),
+            node_id=conf.node_id,
+            name_scope=scope,
             join_timeout_s=conf.join_timeout,
             workers_serve=conf.worker_store,
             store_address=address_of(params.local_addr) if params.local_addr else loopback,

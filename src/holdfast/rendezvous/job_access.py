@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import weakref
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.protocol import UNRESERVED, NodeInfo
 from holdfast.membership.interface import random_incarnation
 from holdfast.rendezvous import rdzv_conf
+from holdfast.rendezvous.node_names import NodeName, reserve_name
 from holdfast.rendezvous.rendezvous_errors import RendezvousConnectionError
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from holdfast.core.job_settings import JobSettings
     from holdfast.core.protocol import View
     from holdfast.membership.interface import Membership
-    from holdfast.rendezvous.node_names import NodeName
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
     from holdfast.rendezvous.rendezvous_errors import RendezvousError
     from holdfast.store.store_interface import RoundStore
@@ -65,7 +66,8 @@ class JobAccess(ABC):
         *,
         backend: str,
         run_id: str,
-        name: NodeName,
+        node_id: str,
+        name_scope: tuple[object, ...] = (),
         join_timeout_s: float,
         workers_serve: bool,
         job_settings: Callable[[int], JobSettings],
@@ -74,8 +76,7 @@ class JobAccess(ABC):
         self.backend = backend
         """The name of the backend, as in `--rdzv-backend`."""
         self.run_id = run_id
-        self.node_id, self.reserved_on = name.id, name.reserved_on
-        self._free_name = weakref.finalize(self, name.free)
+        self._given_node_id, self._name_scope = node_id, name_scope
         self.join_timeout_s = join_timeout_s
         """How long a node waits for a round with enough nodes."""
         self.workers_serve = workers_serve
@@ -120,10 +121,19 @@ class JobAccess(ABC):
     def check(self, membership: Membership) -> None:  # noqa: B027 (most backends need none)
         """Raise if waiting for events is useless."""
 
-    def free_name(self) -> None:
-        """Let another agent on this machine have this node's generated id."""
-        self._free_name()
-        self.reserved_on = self.reserved_on and UNRESERVED
+    @cached_property
+    def name(self) -> NodeName:
+        """This node's id as it joins: the given one, or one that this machine reserves in the scope."""
+        if self._given_node_id:
+            return NodeName(self._given_node_id)
+        name = reserve_name(*self._name_scope)
+        weakref.finalize(self, name.free)
+        return name
+
+    def free_name(self, node_id: str) -> None:
+        """Let another agent on this machine have this node's generated id; from now on the id is `node_id`."""
+        self.name.free()
+        self.name = NodeName(node_id, self.name.reserved_on and UNRESERVED)
 
     def close(self) -> None:  # noqa: B027 (most backends need none)
         """Release the resources that outlive the membership."""
@@ -140,7 +150,7 @@ def node_info(
     """Describe this node as it joins."""
     conf = rdzv_conf.parse(params)
     return NodeInfo(
-        node=access.node_id,
+        node=access.name.id,
         incarnation=random_incarnation(),
         role=request.role,
         local_world_size=request.local_world_size,
@@ -152,5 +162,5 @@ def node_info(
         fixed_rank=fixed_rank,
         self_fencing=self_fencing,
         yields=bool(conf.replace),
-        reserved_on=access.reserved_on,
+        reserved_on=access.name.reserved_on,
     )

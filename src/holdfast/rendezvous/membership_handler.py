@@ -81,7 +81,7 @@ class MembershipHandler(RendezvousHandler):
     @property
     def node_id(self) -> str:
         """This node's id in the job."""
-        return self._membership.node if self._membership is not None else self.access.node_id
+        return self._membership.node if self._membership is not None else self.access.name.id
 
     @property
     def serves_workers(self) -> bool:
@@ -241,7 +241,6 @@ class MembershipHandler(RendezvousHandler):
         self.round, self._was_standby = None, False
         try:
             if membership is not None:
-                self.access.node_id = membership.node
                 self._has_left = membership.leave(self.access.leave_timeout_s)
                 membership.close()
             if self._worker_store is not None:
@@ -249,7 +248,8 @@ class MembershipHandler(RendezvousHandler):
                 self._worker_store = None
         finally:
             self.access.close()
-            self.access.free_name()
+            if membership is not None:
+                self.access.free_name(membership.node)
         return True
 
     # Waiting for a round.

@@ -50,13 +50,13 @@ def test_agents_of_a_job_on_one_machine_have_different_ids(backend: str, tmp_pat
     first, second = handler(run_id, endpoint, backend), handler(run_id, endpoint, backend)
     assert [first.node_id, second.node_id] == [HERE, f"{HERE}-2"]
 
-    first.shutdown()  # The id is free again.
+    first.access.free_name(first.node_id)
     successor = handler(run_id, endpoint, backend)
     assert successor.node_id == HERE
-    assert successor.access.reserved_on == second.access.reserved_on
-    assert first.access.reserved_on == UNRESERVED
-    second.shutdown()
-    successor.shutdown()
+    assert successor.access.name.reserved_on == second.access.name.reserved_on
+    assert first.access.name[:2] == (HERE, UNRESERVED)
+    for one in (first, second, successor):
+        one.shutdown()
 
 
 def test_other_job_and_other_spelling_of_the_endpoint() -> None:
@@ -70,11 +70,11 @@ def test_other_job_and_other_spelling_of_the_endpoint() -> None:
 def test_chosen_id_and_unknown_port_reserve_nothing() -> None:
     run_id = os.urandom(8).hex()
     given = handler(run_id, "localhost", node_id=HERE)
-    assert (given.node_id, given.access.reserved_on) == (HERE, "")
+    assert (given.node_id, given.access.name.reserved_on) == (HERE, "")
     static = handler(run_id, "localhost:29500", "static", rank="1")
-    assert (static.node_id, static.access.reserved_on) == ("rank-1", "")
+    assert (static.node_id, static.access.name.reserved_on) == ("rank-1", "")
     free_port = handler(run_id, "localhost:0")
-    assert (free_port.node_id, free_port.access.reserved_on) == (HERE, UNRESERVED)
+    assert (free_port.node_id, free_port.access.name.reserved_on) == (HERE, UNRESERVED)
 
 
 def test_deleted_handler_frees_its_id() -> None:
