@@ -30,6 +30,7 @@ import msgspec
 from holdfast.control.series import Series  # noqa: TC001 (msgspec reads the annotation)
 from holdfast.core.bounded import ClockTime, Count, Name, Number, Seconds, Why
 from holdfast.core.limits import WHY_CHARS_MAX
+from holdfast.core.rounds import JobPhase
 from holdfast.core.supervision import StopReason
 from holdfast.observe import lifecycle
 from holdfast.printable import one_line
@@ -100,6 +101,7 @@ class NodeState(StrEnum):
     """What a node is doing."""
 
     JOINING = "joining"
+    PRELOADING = "preloading"
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -977,10 +979,12 @@ def goodput_of(nodes: Iterable[SpentTime]) -> Goodput | None:
     return Goodput(share, not by_steps)
 
 
-def state_of(node: NodeSummary) -> str:
+def state_of(node: NodeSummary, job_phase: str) -> str:
     """Return what a node is doing: a `NodeState`, or its phase until its first report."""
     if node.drained:
         return NodeState.DRAINED
+    if node.report is not None and node.report.state == NodeState.PRELOADING:
+        return NodeState.PRELOADING
     if node.rank < 0:
-        return NodeState.STANDBY
+        return NodeState.JOINING if job_phase == JobPhase.FORMING.value else NodeState.STANDBY
     return node.report.state if node.report is not None else node.phase

@@ -315,7 +315,7 @@ class LiveJob:
         self.updated_at = now
         self._drop_nodes({one.node for one in job.nodes})
         self.nodes = [
-            self._node_row(one)
+            self._node_row(one, job.phase)
             for one in sorted(job.nodes, key=lambda one: (one.rank < 0, one.rank, one.node))
         ]
         self.ranks = sorted(
@@ -470,7 +470,7 @@ class LiveJob:
             for node in [node for node in self._node_series if node not in present]:
                 del self._node_series[node]
 
-    def _node_row(self, node: NodeSummary) -> NodeRow:
+    def _node_row(self, node: NodeSummary, job_phase: str) -> NodeRow:
         report = node.report
         rows: list[RankRow] = []
         if report is not None and node.first_rank >= 0:
@@ -501,7 +501,7 @@ class LiveJob:
             node=node.node,
             host=node.host,
             address=node.address,
-            state=state_of(node),
+            state=state_of(node, job_phase),
             node_rank=node.rank,
             drained=node.drained,
             ranks=rows,

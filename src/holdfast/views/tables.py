@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from holdfast.control.history import goodput_of, state_of
+from holdfast.core.rounds import JobPhase
 from holdfast.views.terminal_text import TerminalText
 
 if TYPE_CHECKING:
@@ -157,10 +158,17 @@ def status_text(job: JobSummary, unreached: Sequence[str] = ()) -> str:
         f"nodes {job.members} of {job.min_nodes}:{job.max_nodes}, {job.present} connected",
         f"restarts {job.restarts} of {job.max_restarts}",
     ]
+    if job.phase == JobPhase.FORMING.value and not job.outcome:
+        lines.append(f"waiting for nodes: {job.present} of {job.min_nodes}")
+    lines += [
+        f"{one.node}: {one.report.activity}"
+        for one in job.nodes
+        if one.report is not None and one.report.activity
+    ]
     if job.why:
         lines.append(f"last change: {job.why}")
     rows = [["NODE", "HOST", "STATE", "RANKS", "WORKERS", "STEP", "HEARTBEAT", "RSS"]]
-    rows += [_node_row(node) for node in sorted(job.nodes, key=_node_order)]
+    rows += [_node_row(node, job.phase) for node in sorted(job.nodes, key=_node_order)]
     lines += ["", table(rows).rstrip("\n")]
     if unreached:
         lines += ["", "no report:", *(f"  {line}" for line in unreached[:UNREACHED_SHOWN])]
@@ -177,7 +185,7 @@ def _node_order(node: NodeSummary) -> tuple[bool, int, str]:
     return node.rank < 0, node.rank, node.node
 
 
-def _node_row(node: NodeSummary) -> list[str]:
+def _node_row(node: NodeSummary, job_phase: str) -> list[str]:
     ranks = "-"
     if node.first_rank >= 0:
         last = node.first_rank + node.size - 1
@@ -190,7 +198,7 @@ def _node_row(node: NodeSummary) -> list[str]:
     return [
         node.node,
         node.host,
-        state_of(node),
+        state_of(node, job_phase),
         ranks,
         f"{running}/{node.size}" if workers else "-",
         (str(min(steps)) if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}")
