@@ -19,7 +19,7 @@ import string
 import time
 from typing import TYPE_CHECKING
 
-from holdfast.agent.side_services import load
+from holdfast.agent.preimports import load
 from holdfast.agent.spec import RunResult, Worker, WorkerState
 from holdfast.core import supervision
 from holdfast.core.values import Value
