@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from holdfast.control.series import Series  # noqa: TC001 (msgspec reads the annotation)
-from holdfast.core.bounded import ClockTime, Count, Name, Number, Seconds, Why
+from holdfast.control.series import Series, json_loss, mean_loss
+from holdfast.core.bounded import ClockTime, Count, Loss, Name, Number, Seconds, Why
 from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.rounds import JobPhase
 from holdfast.core.supervision import StopReason
@@ -88,6 +88,50 @@ def eta_s(
     left = (total - step) * step_s
     # The estimate decreases between two steps too, but not during a step that takes unusually long.
     return max(0.0, left - min(step_age_s, step_s))
+
+
+class ReportedProgress(Protocol):
+    """The progress of a worker: a `WorkerReport` or a `RankRow`."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def total(self) -> int: ...
+    @property
+    def loss(self) -> Loss | None: ...
+    @property
+    def eta_s(self) -> float: ...
+
+
+class JobProgress(NamedTuple):
+    """The progress of all workers of a job."""
+
+    step_min: int
+    step_max: int
+    """Below 0 if no worker reports steps."""
+    total: int
+    """The number of steps; 0 if no worker reports it."""
+    eta_s: float | None
+    """The longest of all workers. None if a worker that reports `total` does not know its own."""
+    loss: Loss | None
+    """The mean of the workers that report one."""
+
+
+def progress_of(workers: Iterable[ReportedProgress]) -> JobProgress:
+    """Return the progress of a job."""
+    found = [*workers]
+    steps = [one.step for one in found if one.step >= 0]
+    left = [one.eta_s for one in found if one.total > 0 and one.state == WorkerState.RUNNING]
+    losses = [None if one.loss is None else float(one.loss) for one in found]
+    return JobProgress(
+        step_min=min(steps, default=-1),
+        step_max=max(steps, default=-1),
+        total=max((one.total for one in found), default=0),
+        eta_s=max(left) if left and min(left) >= 0.0 else None,
+        loss=json_loss(mean_loss(losses)),
+    )
 
 
 ENDING_STAGES = (Stage.DETECT, Stage.STOP)

@@ -6,13 +6,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from holdfast.control.history import goodput_of, state_of
+from holdfast.control.history import goodput_of, progress_of, state_of
 from holdfast.core.rounds import JobPhase
 from holdfast.views.terminal_text import TerminalText
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from holdfast.core.bounded import Loss
     from holdfast.wire.messages import AgentIdentity, EventRecord, JobSummary, LogLines, NodeSummary
 
 HISTORY_SHOWN = 5
@@ -55,6 +56,11 @@ def share(value: float | None) -> str:
     if 0 < value < 0.0005:
         return "<0.1 %"
     return f"{100 * value:.1f} %" if value < 0.9995 else "100 %"
+
+
+def loss_text(loss: Loss | None) -> str:
+    """Return a loss in few characters: `2.314`, `1.2e-05`, `nan`; `-` if it is unknown."""
+    return "-" if loss is None else loss if isinstance(loss, str) else f"{loss:.4g}"
 
 
 def generation(number: int) -> str:
@@ -165,6 +171,7 @@ def status_text(job: JobSummary, unreached: Sequence[str] = ()) -> str:
         for one in job.nodes
         if one.report is not None and one.report.activity
     ]
+    lines += _progress_lines(job)
     if job.why:
         lines.append(f"last change: {job.why}")
     rows = [["NODE", "HOST", "STATE", "RANKS", "WORKERS", "STEP", "HEARTBEAT", "RSS"]]
@@ -179,6 +186,20 @@ def status_text(job: JobSummary, unreached: Sequence[str] = ()) -> str:
     if job.history:
         lines += ["", "history:", *(f"  {line}" for line in job.history[-HISTORY_SHOWN:])]
     return "\n".join(lines) + "\n"
+
+
+def _progress_lines(job: JobSummary) -> list[str]:
+    """Return a line about the progress of a job whose workers report its number of steps, or a loss."""
+    reports = [node.report for node in job.nodes if node.report is not None]
+    found = progress_of(one for report in reports for one in report.workers)
+    parts = []
+    if found.total > 0:
+        step = max(0, found.step_min)
+        parts.append(f"step {step:,} of {found.total:,} ({share(min(1.0, step / found.total))})")
+        parts.append(f"ETA {duration(found.eta_s)}")
+    if found.loss is not None:
+        parts.append(f"loss {loss_text(found.loss)}")
+    return [f"progress: {', '.join(parts)}"] if parts else []
 
 
 def _node_order(node: NodeSummary) -> tuple[bool, int, str]:
