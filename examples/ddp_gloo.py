@@ -16,8 +16,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    """Fit y = 3x; each worker has its own data."""
+    """Train in a process group."""
     dist.init_process_group("gloo")
+    # A function of its own: if the model outlives the process group, PyTorch 2.13 can hang.
+    train()
+    dist.destroy_process_group()
+
+
+def train() -> None:
+    """Fit y = 3x; each worker has its own data."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)
     model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
@@ -30,7 +37,6 @@ def main() -> None:
         optimizer.step()
     weight = model.module.weight.item()
     print(f"rank {rank} of {world_size}: the weight is {weight:.3f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -70,6 +70,7 @@ def main() -> None:
         time.sleep(args.step_seconds)  # A real model takes longer.
     if stopping and step < args.steps:
         stop.wait(step)
+    del parallel  # If the model outlives the process group, PyTorch 2.13 can hang.
     dist.destroy_process_group()
 
 

@@ -29,6 +29,7 @@ of_addresses = st.sampled_from(ADDRESS_CHARS)
 NAMES = {"run_id", "node", "host", "role", "label", "id", "action", "what", "source", "kind"}
 ADDRESSES = {"address", "master_addr"}
 SHOWN = {
+    "activity",
     "why",
     "summary",
     "stuck",

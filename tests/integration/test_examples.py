@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from difflib import unified_diff
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -33,6 +34,7 @@ def example(name: str) -> str:
 PLAIN, SHELL, FUNCTION = map(example, ("train_plain.py", "shell_worker.sh", "launch_function.py"))
 DEMO, TORCH, ELASTIC = map(example, ("demo.py", "ddp_gloo.py", "elastic_plain.py"))
 STORE, PLOT = map(example, ("store_plain.py", "plot_losses.py"))
+FIXED, SAMPLER = map(example, ("sampler_fixed.py", "sampler_elastic.py"))
 PROGRESS = example("worker_progress.py")
 FENCED = example("fenced_checkpoints.py")
 # tests/peers/test_elastic_ddp.py tests these two, which take longer.
@@ -336,3 +338,67 @@ def test_ddp_gloo_trains_the_same_weight_on_every_rank(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     expected = [f"[default{rank}]:rank {rank} of 2: the weight is 3.000" for rank in range(2)]
     assert sorted(done.stdout.splitlines()) == expected
+
+
+def code_of(name: str) -> str:
+    """Return an example without its header."""
+    return (EXAMPLES / name).read_text().partition('"""\n\n')[2]
+
+
+def test_guide_shows_the_fixed_script_and_its_difference_from_the_elastic_one() -> None:
+    guide = (ROOT / "docs" / "guides" / "distributed-sampler.md").read_text()
+    before, after = (code_of(name).splitlines(keepends=True) for name in (FIXED, SAMPLER))
+    assert f'```python title="{FIXED}"\n{"".join(before)}```\n' in guide
+    assert f"```diff\n{''.join(unified_diff(before, after, FIXED, SAMPLER))}```\n" in guide
+    assert [command_of(name)[-2:] for name in (FIXED, SAMPLER)] == [
+        ["--folder", "/tmp/sampler"]
+    ] * 2
+
+
+# Rank 0 exits after its second checkpoint.
+DIES_AFTER_TWO_SAVES = """
+import os, runpy, sys
+from pathlib import Path
+
+count, replace = 0, Path.replace
+
+def replace_and_count(*arguments):
+    global count
+    replace(*arguments)
+    count += 1
+    if count == 2:
+        os._exit(9)
+
+Path.replace = replace_and_count
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.torch
+def test_sampler_elastic_continues_within_an_epoch_with_fewer_workers_as_if_uninterrupted(
+    tmp_path: Path,
+) -> None:
+    """Its model equals that of the script without checkpoints, which nothing interrupts."""
+    torch = pytest.importorskip("torch")
+    around, dying = tmp_path / "with_gloo_at_rest.py", tmp_path / "dying.py"
+    around.write_text(WITH_GLOO_AT_REST)
+    dying.write_text(DIES_AFTER_TWO_SAVES)
+
+    def train(name: str, workers: int, wrapper: Path) -> tuple[int, str, str]:
+        folder = tmp_path / name
+        launch = [*PROGRAMS["holdfast"], "run", "--preload", "torch,torch._dynamo"]
+        script = [str(wrapper), str(EXAMPLES / name), "--folder", str(folder), "--epochs", "2"]
+        done = run([*launch, f"--nproc-per-node={workers}", *script])
+        return done.returncode, done.stdout, done.stderr
+
+    code, out, err = train(FIXED, 2, around)
+    assert (code, len(re.findall(r"^epoch [01]: loss ", out, re.MULTILINE))) == (0, 2), out + err
+    code, out, err = train(SAMPLER, 3, dying)
+    assert (code, re.findall(r"sample (\d+)", out)) == (9, ["120"]), out + err
+    code, out, err = train(SAMPLER, 2, around)
+    seen = re.findall(r"epoch (\d), sample (\d+)", out)
+    assert (code, seen[:3]) == (0, [("0", "360"), ("0", "480"), ("1", "120")]), out + err
+    models = [torch.load(tmp_path / name / "model.pt") for name in (FIXED, SAMPLER)]
+    for key, expected in models[0].items():
+        assert torch.allclose(models[1][key], expected, atol=1e-5), key

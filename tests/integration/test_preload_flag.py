@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
 import pytest
 
-from real_jobs import holdfast
+from dashboards import await_agents
+from observed_jobs import until
+from real_jobs import Job, holdfast
+from real_teams import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,3 +109,42 @@ def test_auto_skips_modules_that_the_script_configures_first(tmp_path: Path) -> 
     assert "installed_here" in err[0]
     assert "HF_HOME" in err[0]
     assert run("--preload", "auto", "prepares.py", HF_HOME="/here", **places) == (0, ["True"], [])
+
+
+WAITS = """
+import os
+with open(os.environ["GATE"]) as gate:
+    gate.read()
+"""
+NETWORK = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-conf", "settle=0.1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        ([], "job 'early': preloading, generation -"),
+        (["--nnodes", "2", *NETWORK], "waiting for nodes: 1 of 2"),
+        (["--nnodes", "1:2", *NETWORK], "job 'early': active, generation 0"),
+    ],
+    ids=["alone", "waiting for a node", "in a round"],
+)
+def test_job_is_seen_and_stopped_while_it_preloads(
+    tmp_path: Path, flags: list[str], shown: str
+) -> None:
+    (tmp_path / "waits_here.py").write_text(WAITS)
+    os.mkfifo(tmp_path / "gate")
+    port = free_port()
+    flags = [one.replace(":0", f":{port}") if one.startswith("127") else one for one in flags]
+    env = {"GATE": str(tmp_path / "gate")}
+    command = ("--rdzv-id", "early", "--preload", "waits_here", *flags)
+    with Job(tmp_path, "send('started')", *command, env=env) as job:
+        assert await_agents(job.agent.pid) == "early"
+        about = ("--rdzv-id", "early")
+        status = until(lambda: one if shown in (one := holdfast("status", *about).stdout) else None)
+        assert re.search(r"preloading waits_here, \d+ s", status)
+        assert "  preloading  " in status
+        assert holdfast("stop", *about, "--reason", "too slow").returncode == 0
+        code, _, err = job.end()
+        assert code == 143
+        assert "too slow" in err
+        assert job.messages.is_quiet(), "a worker was started"

@@ -144,6 +144,30 @@ def test_every_file_named_in_the_architecture_exists() -> None:
     ]
 
 
+def test_pages_load_nothing_from_other_hosts() -> None:
+    """Without `font: false` the theme loads its fonts from Google; for a mermaid block it loads a script."""
+    settings = (ROOT / "mkdocs.yml").read_text()
+    assert re.search(r"^  font: false\b", settings, re.MULTILINE)
+    assert "://" not in settings
+    for page in PAGES:
+        text = page.read_text()
+        assert not re.search(r"!\[[^]]*\]\(\w+:", text), page
+        assert "mermaid" not in {block.language for block in blocks_of(page)}, page
+        assert not re.search(r"<(img|script|link|iframe)\b", prose_of(page)), page
+    for picture in (DOCS / "assets").glob("*.svg"):
+        assert set(re.findall(r"https?://[\w./]+", picture.read_text())) <= {
+            "http://www.w3.org/2000/svg"
+        }, picture
+
+
+def test_start_pages_give_the_default_of_max_restarts() -> None:
+    (flag,) = (flag for flag in FLAGS if flag.name == "--max-restarts")
+    for page in (ROOT / "README.md", DOCS / "index.md"):
+        shown = re.search(r"`--max-restarts[^.]*\. The\s+default\s+is\s+(\d+)", page.read_text())
+        assert shown is not None, page
+        assert int(shown[1]) == flag.default
+
+
 def test_readme_is_short_and_has_a_place_for_figures() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= README_LINES_MAX

@@ -20,7 +20,7 @@ restarts, stops or kills anything by itself. Their events::
     workers' store      WorkersUnhealthy
     workers             WorkerExited, WorkersStopped, WorkersExpired
     services.watchdogs  TimersExpired, WorkerBlocked, WorkerUnblocked
-    performed effects   RoundJoined, WorkersStarted, StacksDumped, BarrierEnded
+    performed effects   RoundJoined, WorkersStarted, StartCancelled, StacksDumped, BarrierEnded
 
 For example, a worker fails. `workers.events` returns `WorkerExited`, the machine returns `StopWorkers`, and
 `workers.begin_stop` signals the others. When all have exited, `workers.events` returns `WorkersStopped`, and the
@@ -160,6 +160,13 @@ if TYPE_CHECKING:
         def prepare(self) -> None:
             """Begin work that speeds up the first start, such as importing modules to fork from."""
 
+        def is_ready(self) -> bool:
+            """Return whether workers can start. If not, call this again after `descriptors` were readable."""
+
+        @property
+        def activity(self) -> str:
+            """What delays the start, such as imports; empty if nothing does."""
+
         def start(self, order: StartOrder, long_wait: LongWait) -> Mapping[int, object]:
             """Start a generation; return the workers' ids by local rank. `long_wait` wraps long waits."""
 
@@ -192,6 +199,8 @@ if TYPE_CHECKING:
 
 
 STORY_STEPS_SHOWN = 20
+NOTICE_AFTER_S = 2.0
+"""The agent announces a longer wait before a start."""
 NOTICE_CHARS_MAX = 500
 """The limit for an exception in a console line. The report contains more of it."""
 
@@ -313,19 +322,41 @@ class AgentLoop:
         """Run the loop until the machine has finished."""
         self.dispatch([supervision.Begun()])
         while self._finish is None:
-            self._wait_for_change()
-            now = time.monotonic()
-            self.dispatch(self._signal_events())
-            self.dispatch(self.services.take_requests())
-            self.dispatch(self.job.events(now))
-            self.dispatch(self._store_events())
-            self.dispatch(self.workers.events(now))
-            self.dispatch(self.services.take_events())
-            self.dispatch(self.job.waiting_nodes())
-            deadline = self.machine.next_deadline(now)
-            if deadline is not None and deadline <= now:
-                self.dispatch([TICK])
+            self._turn()
         return self._finish
+
+    def _turn(self, limit: float | None = None) -> None:
+        """Wait for a change, at most until `limit`, and pass all events to the machine."""
+        self._wait_for_change(limit)
+        now = time.monotonic()
+        self.dispatch(self._signal_events())
+        self.dispatch(self.services.take_requests())
+        self.dispatch(self.job.events(now))
+        self.dispatch(self._store_events())
+        self.dispatch(self.workers.events(now))
+        self.dispatch(self.services.take_events())
+        self.dispatch(self.job.waiting_nodes())
+        deadline = self.machine.next_deadline(now)
+        if deadline is not None and deadline <= now:
+            self.dispatch([TICK])
+
+    def _can_start(self) -> bool:
+        """Return whether the workers are to be started, once they can be.
+
+        Meanwhile the loop turns: it serves clients, and obeys signals, requests and the job.
+        """
+        notice_at: float | None = None
+        is_noticed = False
+        while not self.machine.is_start_useless:
+            if self.workers.is_ready():
+                return True
+            now = time.monotonic()
+            notice_at = notice_at or now + NOTICE_AFTER_S
+            if now >= notice_at and not is_noticed:
+                is_noticed = True
+                console.notice(f"{self.workers.activity}; workers start after that")
+            self._turn(None if is_noticed else notice_at)
+        return False
 
     def _conclude(self, finish: supervision.Finish) -> RunResult:
         """Return the result of a finished run; raise if it has none."""
@@ -347,10 +378,10 @@ class AgentLoop:
 
     # Waiting.
 
-    def _wait_for_change(self) -> None:
+    def _wait_for_change(self, limit: float | None = None) -> None:
         """Wait until any part may have events, or a deadline passes."""
         now = time.monotonic()
-        deadline = self.machine.next_deadline(now)
+        deadline = min_of(limit, self.machine.next_deadline(now))
         deadline = min_of(deadline, self.job.next_deadline(now))
         deadline = min_of(deadline, self.workers.next_deadline(now))
         alarm = self._store_alarm()
@@ -464,6 +495,8 @@ class AgentLoop:
                 self._stop_step = ""
                 if self.services.control is not None:
                     self.services.control.open()
+                if not self._can_start():
+                    return supervision.StartCancelled(generation)
                 self.job.assign_ranks()
                 self.start_generation()
                 return supervision.WorkersStarted(generation)
@@ -545,6 +578,11 @@ class AgentLoop:
     def membership(self) -> Membership | None:
         """The membership in a job of several nodes; None if this agent decides alone."""
         return self.job.membership
+
+    @property
+    def activity(self) -> str:
+        """What delays the start of the workers; empty if nothing does."""
+        return self.workers.activity
 
     @property
     def defers_threads(self) -> bool:

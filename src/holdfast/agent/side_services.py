@@ -6,18 +6,16 @@ the workers' progress, the control point, and the early import of the modules th
 
 from __future__ import annotations
 
-import gc
 import os
-import sys
 import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from holdfast import console
+from holdfast.agent.preimports import Preimports
 from holdfast.agent.watchdogs import Watchdogs
 from holdfast.observe.health import health_server as health_servers
 from holdfast.observe.health import loop_probe
-from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.processes.poll import min_of
 
 if TYPE_CHECKING:
@@ -42,41 +40,12 @@ if TYPE_CHECKING:
 
 HEALTH_PORT_ENV = "TORCHELASTIC_HEALTH_CHECK_PORT"
 
-# To start fast, the agent imports little. After this time it imports what a failure or a restart
-# needs, because the installation may be upgraded or its file system may become unavailable while the
-# job runs. Functions in new interpreters (`spawn`, `forkserver`) need the files in any case.
-PREIMPORT_AFTER_S = 1.0
+# The services that a short run does not need start after this time.
+DEFERRED_S = 1.0
 # If workers report progress, the agent samples it for the timeline in the log directory. The interval
 # grows: it is a twentieth of the time since the first sample.
 SAMPLE_SHARE = 0.05
 SAMPLE_S_MIN, SAMPLE_S_MAX = 0.1, 30.0
-PREIMPORTED = (
-    "traceback",
-    "holdfast.core.stopping",
-    "holdfast.processes.stacks",
-    "holdfast.numa.visible_devices",
-    "holdfast.observe.events.event_handlers",
-    "holdfast.observe.events.event_recorder",
-    "holdfast.observe.safe_handler",
-    "holdfast.observe.timeline",
-    "holdfast.processes.failures.failure",
-    "holdfast.processes.failures.failure_report",
-    "holdfast.processes.failures.report_text",
-    "holdfast.processes.failures.tracebacks",
-    "holdfast.processes.logs.follower",
-    "holdfast.store.collectives",
-    "holdfast.store.store_errors",
-    "holdfast.store.tcp.embedded",
-    "holdfast.store.tcp.store_server",
-    "holdfast.timers.reaper",
-)
-# If the module on the left is loaded, the agent also imports those on the right.
-PREIMPORTED_WITH = {
-    "holdfast.rendezvous.membership_handler": (
-        "holdfast.store.tcp.forwarding",
-        "holdfast.store.tcp.attestation",
-    ),
-}
 
 
 class SideServices:
@@ -96,7 +65,8 @@ class SideServices:
         self._sampled: dict[int, tuple[int, float]] = {}
         self._events: list[Event] = []
         self._start_others: Callable[[], None] = lambda: None
-        self._preimport_at: float | None = None
+        self._deferred_until: float | None = None
+        self._preimports = Preimports()
         self._observers = reporter.observers
         self._given_server = health_server
         self._health: HealthServer | None = None
@@ -108,7 +78,7 @@ class SideServices:
     def begin(self, start_deferred_services: Callable[[], None]) -> None:
         """Start the services of a run. They call `start_deferred_services` after the first second."""
         self._start_others = start_deferred_services
-        self._preimport_at = time.monotonic() + PREIMPORT_AFTER_S
+        self._deferred_until = time.monotonic() + DEFERRED_S
         self._health = self._given_server
         if self._health is None and os.environ.get(HEALTH_PORT_ENV):
             if self._readiness is None:  # Otherwise an earlier run has added it.
@@ -142,15 +112,15 @@ class SideServices:
         self._close_probe()
 
     def start_deferred_services(self) -> None:
-        """Import what a failure or a restart needs, and start the services that a short run does not need."""
-        self._preimport_at = None
-        preimport()
+        """Start the services that a short run does not need, and begin to import what a failure needs."""
+        self._deferred_until = None
         self._start_others()
+        self._preimports.begin(time.monotonic())
 
     @property
     def has_started_deferred_services(self) -> bool:
         """Whether the first second of the run is over."""
-        return self._preimport_at is None
+        return self._deferred_until is None
 
     def descriptors(self) -> list[int]:
         probe = [self._probe.fileno()] if self._probe is not None else []
@@ -159,7 +129,12 @@ class SideServices:
 
     def next_deadline(self, deadline: float | None) -> float | None:
         """Return when to `poll`, or the other deadline if that is sooner."""
-        own = (self._preimport_at, self._sample_at, self._reporter.failures_due)
+        own = (
+            self._deferred_until,
+            self._preimports.due,
+            self._sample_at,
+            self._reporter.failures_due,
+        )
         for at in (*own, self.watchdogs.next_deadline()):
             deadline = min_of(deadline, at)
         return deadline
@@ -181,8 +156,9 @@ class SideServices:
             self._reporter.report_failures()
         if self.control is not None:
             self.control.poll()
-        if self._preimport_at is not None and now >= self._preimport_at:
+        if self._deferred_until is not None and now >= self._deferred_until:
             self.start_deferred_services()
+        self._preimports.poll(now)
 
     def take_events(self) -> list[Event]:
         """Return the events since the last call."""
@@ -228,32 +204,3 @@ class SideServices:
                 probe.close()
             except OSError:
                 pass  # Its descriptor is closed already.
-
-
-def preimport() -> None:
-    """Load the modules that a failure needs, and the keeper's program."""
-    gc.collect()  # Free memory of the start first, so that the imports reuse it.
-    used = [names for first, names in PREIMPORTED_WITH.items() if first in sys.modules]
-    try:
-        for name in [*PREIMPORTED, *(name for names in used for name in names)]:
-            try:
-                load(name)
-            except ImportError as problem:
-                _warn_of_impairment(problem)
-        Keeper.remember_program()
-    except Exception as problem:  # noqa: BLE001 (the workers can run without it)
-        _warn_of_impairment(problem)
-    console.debug("ready for failures")
-
-
-def load(name: str) -> None:
-    """Import a module, and execute it even if its execution is postponed."""
-    __import__(name)
-    getattr(sys.modules[name], "__all__", None)
-
-
-def _warn_of_impairment(problem: Exception) -> None:
-    console.warning(
-        f"failure handling is impaired: {console.describe(problem)} "
-        "(was Holdfast reinstalled while running?)"
-    )

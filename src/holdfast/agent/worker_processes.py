@@ -16,9 +16,10 @@ import os
 import re
 import signal
 import string
+import time
 from typing import TYPE_CHECKING
 
-from holdfast.agent.side_services import load
+from holdfast.agent.preimports import load
 from holdfast.agent.spec import RunResult, Worker, WorkerState
 from holdfast.core import supervision
 from holdfast.core.values import Value
@@ -138,6 +139,18 @@ class WorkerProcesses:
             # Meanwhile, load the modules that the first start and restart need in this process.
             load("holdfast.processes.failures.failure")
             load("holdfast.processes.logs.follower")
+
+    def is_ready(self) -> bool:
+        if self._warm is None:
+            return True
+        keeper = self._obtain_keeper()
+        return keeper is None or self._warm.check_ready(keeper)
+
+    @property
+    def activity(self) -> str:
+        if self._warm is None or self.is_active:
+            return ""
+        return self._warm.activity(time.monotonic())
 
     def start(self, order: StartOrder, long_wait: LongWait) -> Mapping[int, object]:
         given = self.environments(order)
@@ -262,6 +275,8 @@ class WorkerProcesses:
     def events(self, now: float) -> list[Event]:
         context = self.context
         if context is None or not self.is_active:
+            if self._warm is not None:
+                self._warm.receive_events()
             return []
         events = context.poll_events(now)
         if any(isinstance(event, supervision.WorkersStopped) for event in events):
@@ -274,7 +289,10 @@ class WorkerProcesses:
         self.result = self.outcome(context.result())
 
     def descriptors(self) -> list[int]:
-        return [self.context.fileno()] if self.is_active and self.context is not None else []
+        if self.is_active and self.context is not None:
+            return [self.context.fileno()]
+        zygote = self._warm.fileno() if self._warm is not None else -1
+        return [zygote] if zygote >= 0 else []
 
     def next_deadline(self, now: float) -> float | None:
         del now

@@ -73,7 +73,7 @@ examples:
             flags=("json", "watch"),
             description=f"""\
 Show the state of a job: rounds, nodes, workers, restarts and their causes;
-progress and goodput if workers report them.
+progress, remaining time, loss and goodput if workers report them.
 {_DEFAULT_JOB}""",
             examples="""\
 examples:
@@ -91,8 +91,9 @@ examples:
             function="open_top",
             operands="[JOB]",
             description=f"""\
-Watch a job in the terminal: its nodes and ranks, their speed, and how long each
-stage of a restart took. Keys show logs and stacks, and restart, drain or stop.
+Watch a job in the terminal: its nodes and ranks, their speed and memory over
+time, and how long each stage of a restart took. Keys show logs and stacks, and
+restart, drain or stop.
 Requires textual: pip install 'holdfast-run[top]'.
 {_DEFAULT_JOB}""",
             examples="""\

@@ -54,6 +54,10 @@ if TYPE_CHECKING:
             """The process ids of workers that have not exited, by local rank."""
 
         @property
+        def activity(self) -> str:
+            """What delays the start of the workers; empty if nothing does."""
+
+        @property
         def log_files(self) -> list[tuple[int, str, str]]:
             """Rank, stream and path of each file that the workers write."""
 

@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from holdfast.control.series import Series  # noqa: TC001 (msgspec reads the annotation)
-from holdfast.core.bounded import ClockTime, Count, Name, Number, Seconds, Why
+from holdfast.control.series import Series, json_loss, mean_loss
+from holdfast.core.bounded import ClockTime, Count, Loss, Name, Number, Seconds, Why
 from holdfast.core.limits import WHY_CHARS_MAX
+from holdfast.core.rounds import JobPhase
 from holdfast.core.supervision import StopReason
 from holdfast.observe import lifecycle
 from holdfast.printable import one_line
@@ -89,6 +90,50 @@ def eta_s(
     return max(0.0, left - min(step_age_s, step_s))
 
 
+class ReportedProgress(Protocol):
+    """The progress of a worker: a `WorkerReport` or a `RankRow`."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def total(self) -> int: ...
+    @property
+    def loss(self) -> Loss | None: ...
+    @property
+    def eta_s(self) -> float: ...
+
+
+class JobProgress(NamedTuple):
+    """The progress of all workers of a job."""
+
+    step_min: int
+    step_max: int
+    """Below 0 if no worker reports steps."""
+    total: int
+    """The number of steps; 0 if no worker reports it."""
+    eta_s: float | None
+    """The longest of all workers. None if a worker that reports `total` does not know its own."""
+    loss: Loss | None
+    """The mean of the workers that report one."""
+
+
+def progress_of(workers: Iterable[ReportedProgress]) -> JobProgress:
+    """Return the progress of a job."""
+    found = [*workers]
+    steps = [one.step for one in found if one.step >= 0]
+    left = [one.eta_s for one in found if one.total > 0 and one.state == WorkerState.RUNNING]
+    losses = [None if one.loss is None else float(one.loss) for one in found]
+    return JobProgress(
+        step_min=min(steps, default=-1),
+        step_max=max(steps, default=-1),
+        total=max((one.total for one in found), default=0),
+        eta_s=max(left) if left and min(left) >= 0.0 else None,
+        loss=json_loss(mean_loss(losses)),
+    )
+
+
 ENDING_STAGES = (Stage.DETECT, Stage.STOP)
 """The stages of a restart that end a generation."""
 STARTING_STAGES = (Stage.REGROUP, Stage.START, Stage.WARMUP)
@@ -100,6 +145,7 @@ class NodeState(StrEnum):
     """What a node is doing."""
 
     JOINING = "joining"
+    PRELOADING = "preloading"
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -977,10 +1023,12 @@ def goodput_of(nodes: Iterable[SpentTime]) -> Goodput | None:
     return Goodput(share, not by_steps)
 
 
-def state_of(node: NodeSummary) -> str:
+def state_of(node: NodeSummary, job_phase: str) -> str:
     """Return what a node is doing: a `NodeState`, or its phase until its first report."""
     if node.drained:
         return NodeState.DRAINED
+    if node.report is not None and node.report.state == NodeState.PRELOADING:
+        return NodeState.PRELOADING
     if node.rank < 0:
-        return NodeState.STANDBY
+        return NodeState.JOINING if job_phase == JobPhase.FORMING.value else NodeState.STANDBY
     return node.report.state if node.report is not None else node.phase

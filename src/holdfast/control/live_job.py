@@ -25,12 +25,12 @@ from holdfast.control.history import (
     GenerationEnd,
     NodeEnd,
     RunEnd,
-    WorkerState,
     end_of,
     goodput_of,
     is_charged,
     job_end,
     merge,
+    progress_of,
     restart_stages,
     spans_of,
     stall_limit_s,
@@ -41,8 +41,6 @@ from holdfast.control.series import (
     Sample,
     Series,
     combined,
-    json_loss,
-    mean_loss,
     shifted,
 )
 from holdfast.numa.affinity import format_ranges
@@ -107,6 +105,10 @@ class JobHeader(msgspec.Struct, kw_only=True):
     goodput_is_upper_bound: bool = False
     step_min: int = -1
     step_max: int = -1
+    total: int = 0
+    eta_s: float | None = None
+    loss: Loss | None = None
+    """These five as in `control.history.JobProgress`."""
     rate: float | None = None
     """The median of all ranks, in steps per second."""
     measured: int = 0
@@ -115,12 +117,6 @@ class JobHeader(msgspec.Struct, kw_only=True):
     """Ranks that are slow, behind or stalled."""
     cpu: float | None = None
     rss_bytes: int = 0
-    total: int = 0
-    """The number of steps; 0 if no rank reports it."""
-    eta_s: float | None = None
-    """The longest of all ranks. None if a rank that reports `total` does not know its own."""
-    loss: Loss | None = None
-    """The mean of the ranks that report one."""
     gpu: float | None = None
     """The mean utilization of all GPUs: 1.0 is 100 %."""
 
@@ -315,7 +311,7 @@ class LiveJob:
         self.updated_at = now
         self._drop_nodes({one.node for one in job.nodes})
         self.nodes = [
-            self._node_row(one)
+            self._node_row(one, job.phase)
             for one in sorted(job.nodes, key=lambda one: (one.rank < 0, one.rank, one.node))
         ]
         self.ranks = sorted(
@@ -470,7 +466,7 @@ class LiveJob:
             for node in [node for node in self._node_series if node not in present]:
                 del self._node_series[node]
 
-    def _node_row(self, node: NodeSummary) -> NodeRow:
+    def _node_row(self, node: NodeSummary, job_phase: str) -> NodeRow:
         report = node.report
         rows: list[RankRow] = []
         if report is not None and node.first_rank >= 0:
@@ -501,7 +497,7 @@ class LiveJob:
             node=node.node,
             host=node.host,
             address=node.address,
-            state=state_of(node),
+            state=state_of(node, job_phase),
             node_rank=node.rank,
             drained=node.drained,
             ranks=rows,
@@ -539,11 +535,8 @@ class LiveJob:
     def _describe(self, job: JobSummary) -> None:
         reports = [one.report for one in job.nodes if one.report is not None]
         goodput = goodput_of(reports)
-        steps = [row.step for row in self.ranks if row.step >= 0]
         rates = [row.rate for row in self.ranks if row.rate is not None]
         cpus = [row.cpu for row in self.ranks if row.cpu is not None]
-        left = [row.eta_s for row in self.ranks if row.total and row.state == WorkerState.RUNNING]
-        losses = [None if row.loss is None else float(row.loss) for row in self.ranks]
         gpus = sum(one.gpus for one in reports)
         self.header = JobHeader(
             **{name: getattr(job, name) for name in SUMMARIZED},
@@ -554,16 +547,12 @@ class LiveJob:
             elapsed_s=max((one.elapsed_s for one in reports), default=0.0),
             goodput=goodput.share if goodput is not None else None,
             goodput_is_upper_bound=goodput is not None and goodput.is_upper_bound,
-            step_min=min(steps, default=-1),
-            step_max=max(steps, default=-1),
+            **progress_of(self.ranks)._asdict(),
             rate=statistics.median(rates) if rates else None,
             measured=len(self.history_sources),
             marked=sum(bool(row.mark) for row in self.ranks),
             cpu=sum(cpus) if cpus else None,
             rss_bytes=sum(row.rss_bytes for row in self.ranks),
-            total=max((row.total for row in self.ranks), default=0),
-            eta_s=max(left) if left and min(left) >= 0.0 else None,
-            loss=json_loss(mean_loss(losses)),
             gpu=sum(one.gpus * one.gpu for one in reports) / gpus if gpus else None,
         )
 

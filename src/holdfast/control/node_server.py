@@ -771,7 +771,8 @@ def report_of(agent: ControlledAgent, history: History, *, workers: bool = True)
     return NodeReport(
         run_id=handler.get_run_id(),
         node=node_name(agent),
-        state=history.node_state,
+        state=NodeState.PRELOADING if agent.activity else history.node_state,
+        activity=one_line(agent.activity, WHY_CHARS_MAX),
         workers=reports,
         **history.time(now)._asdict(),
     )

@@ -220,6 +220,14 @@ def combined(own: Series, nodes: Sequence[Series], now: float, *, are_all: bool)
     )
 
 
+def resampled(
+    series: Series, values: Sequence[float | None], begin: float, end: float, count: int
+) -> list[float | None]:
+    """Return this many values at equal intervals."""
+    edges = [begin + (end - begin) * at / count for at in range(count + 1)]
+    return spread(edges, _intervals(series, values))
+
+
 def _intervals(series: Series, values: Sequence[float | None]) -> Iterable[Interval]:
     return (
         Interval(since, until, value)

@@ -27,7 +27,9 @@ The rules for the workers of a node:
 6.  A generation is one start of the workers; its number only increases.
 7.  A restart that an operator requests is not charged. After an operator requests a stop, no worker
     starts; if an earlier failure would have ended the job, it remains the reason. A repeated request id
-    gets the first answer. If a request is impossible now, it is refused with a reason.
+    gets the first answer. If a request is impossible now, it is refused with a reason. If a signal, a
+    request or the job's newest view makes a start useless (`is_start_useless`), the agent may cancel it
+    before a worker exists (`StartCancelled`).
 8.  If a timer of a worker expires, the stacks of its process are dumped, and the process gets the
     timer's signal. All stacks are dumped before the first process is signalled.
 9.  If a worker is in uninterruptible sleep for the limit, the workers are unhealthy, and a restart would
@@ -64,8 +66,8 @@ it, and follows its newest view:
     with success. If the other nodes need this one, it waits without a limit.
 
 Use, in addition to the contract of `core.machine`: report the outcome of each effect as exactly one event
-(`JoinRound`: `RoundJoined`; `StartWorkers`: `WorkersStarted`; `StopWorkers`: `WorkersStopped`;
-`EnterBarrier`: `BarrierEnded`; `DumpStacks`: `StacksDumped`). `KillWorkers` only shortens a stop, and
+(`JoinRound`: `RoundJoined`; `StartWorkers`: `WorkersStarted` or `StartCancelled`; `StopWorkers`:
+`WorkersStopped`; `EnterBarrier`: `BarrierEnded`; `DumpStacks`: `StacksDumped`). `KillWorkers` only shortens a stop, and
 `Finish` is the last effect. Late reports of an earlier generation are ignored. The machine has deadlines:
 send it a `TICK` at `next_deadline`.
 """
@@ -149,6 +151,12 @@ class RoundJoined(Event):
 
 class WorkersStarted(Event):
     """Every worker of the generation has started."""
+
+    generation: int
+
+
+class StartCancelled(Event):
+    """The agent cancelled a start that had become useless; no worker of the generation exists."""
 
     generation: int
 
@@ -431,6 +439,11 @@ class Supervision(TableMachine):
         """How long workers have to exit when they are stopped; below 0 for the configured time."""
         return self.stop_grace_s
 
+    @property
+    def is_start_useless(self) -> bool:
+        """Whether the workers that are being started would be stopped at once."""
+        return bool(self.signum) or self._stop_requested
+
     def handle(self, now: float, event: Event, cause: str = "") -> list[Effect]:
         if isinstance(event, Tick):
             return self._tick(now, cause)
@@ -478,7 +491,15 @@ class Supervision(TableMachine):
         if self.signum:  # Received during the start.
             signum = SIGKILL if self._interrupts >= 2 else self.signum
             return self._stop(StopReason.SIGNAL, signum)
+        if self._stop_requested:
+            return self._stop(StopReason.REQUESTED)
         return []
+
+    def _cancelled(self, event: StartCancelled) -> list[Effect]:
+        """Continue as after the stop of a generation without workers."""
+        self._expect_generation(event.generation)
+        self._after_stop = StopReason.SIGNAL if self.signum else StopReason.REQUESTED
+        return self._stopped(WorkersStopped(event.generation))
 
     def _exited(self, event: WorkerExited) -> list[Effect]:
         self._expect_generation(event.generation)
@@ -548,9 +569,9 @@ class Supervision(TableMachine):
             return unknown
         if self.state in (State.LEAVING, State.DONE) or self.signum or self._stop_requested:
             return RequestRefusal.OVER, "the job is about to end"
-        if self._after_stop is StopReason.SUCCEEDED:
+        if self.state is not State.STARTING and self._after_stop is StopReason.SUCCEEDED:
             return RequestRefusal.OVER, "the workers are done"
-        return GRANTED  # The workers are being stopped and restart after that.
+        return GRANTED  # The workers are being started, or stopped before a restart.
 
     def _stopped(self, event: WorkersStopped) -> list[Effect]:
         self._expect_generation(event.generation)
@@ -660,7 +681,9 @@ Supervision._handlers = {
     (_S.JOINING, RoundJoined): Supervision._joined,
     (_S.JOINING, SignalReceived): Supervision._signal_idle,
     (_S.STARTING, WorkersStarted): Supervision._started,
+    (_S.STARTING, StartCancelled): Supervision._cancelled,
     (_S.STARTING, SignalReceived): Supervision._signal_starting,
+    (_S.STARTING, Requested): Supervision._requested,
     (_S.RUNNING, WorkerExited): Supervision._exited,
     (_S.RUNNING, WorkersUnhealthy): Supervision._unhealthy,
     (_S.RUNNING, TimersExpired): Supervision._timers_expired,
@@ -731,6 +754,18 @@ class CoordinatedSupervision(Supervision):
     def grace_s(self) -> float:
         """How long workers have to exit; a request to stop the job may set it."""
         return self.view.grace_s if self.view is not None else -1.0
+
+    @property
+    def is_start_useless(self) -> bool:
+        """Whether the workers that are being started would be stopped at once."""
+        return bool(self.signum) or self._coordinator_lost or not self._continues()
+
+    def _continues(self) -> bool:
+        """Whether the newest view keeps this generation on this node."""
+        view = self.view
+        return (
+            view is not None and view.role is NodeRole.MEMBER and view.generation <= self.generation
+        )
 
     def handle(self, now: float, event: Event, cause: str = "") -> list[Effect]:
         if isinstance(event, NeededByOthers):
@@ -808,8 +843,7 @@ class CoordinatedSupervision(Supervision):
         if view is None:
             return []
         if self.state is State.RUNNING:
-            continues = view.role is NodeRole.MEMBER and view.generation <= self.generation
-            return [] if continues else self._stop(StopReason.GENERATION_CHANGED)
+            return [] if self._continues() else self._stop(StopReason.GENERATION_CHANGED)
         if self.state not in (State.JOINING, State.LEAVING):
             return []
         if view.role is NodeRole.WAITING or view.generation > self._done:
@@ -876,6 +910,15 @@ class CoordinatedSupervision(Supervision):
         if self._coordinator_lost:
             return self._stop(StopReason.COORDINATOR_LOST)
         return self._apply()
+
+    def _cancelled(self, event: StartCancelled) -> list[Effect]:
+        self._expect_generation(event.generation)
+        self._after_stop = StopReason.GENERATION_CHANGED
+        if self.signum:
+            self._after_stop = StopReason.SIGNAL
+        elif self._coordinator_lost:
+            self._after_stop = StopReason.COORDINATOR_LOST
+        return self._stopped(WorkersStopped(event.generation))
 
     def _exited(self, event: WorkerExited) -> list[Effect]:
         effects = super()._exited(event)
@@ -988,6 +1031,7 @@ _T._handlers = {
     (_S.STARTING, ViewReceived): _T._view_received,
     (_S.STARTING, CoordinatorLost): _T._lost_busy,
     (_S.STARTING, WorkersStarted): _T._started,
+    (_S.STARTING, StartCancelled): _T._cancelled,
     (_S.STARTING, SignalReceived): _T._signal_starting,
     (_S.RUNNING, ViewReceived): _T._view_received,
     (_S.RUNNING, CoordinatorLost): _T._lost_running,

@@ -166,14 +166,15 @@ def describe(pid: int) -> str:
 
 def _stat(folder: str) -> Stat:
     # The name of the program, in brackets, may contain blanks and brackets.
-    state, *numbers = _read(f"{folder}/stat").rpartition(")")[2].split()[:4] or [""]
+    _, bracket, fields = _read(f"{folder}/stat").rpartition(")")
+    state, *numbers = (fields.split()[:4] if bracket else ()) or ("",)
     return Stat(state, *map(int, numbers))
 
 
 def _read(path: str) -> str:
     try:
-        with open(path, "rb") as file:
-            return file.read().decode(errors="replace")
+        with open(path, encoding="utf-8", errors="replace", newline="") as file:
+            return file.read()
     except OSError:
         return ""  # It has exited meanwhile, or this user may not read it.
 

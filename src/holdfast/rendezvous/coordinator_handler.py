@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from holdfast.core.limits import COORDINATORS_MAX
@@ -15,6 +16,7 @@ from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoints
 from holdfast.net.listening import address_of
 from holdfast.rendezvous import rdzv_conf
 from holdfast.rendezvous.backends import Backend
+from holdfast.rendezvous.handler import RendezvousInfo, RendezvousStoreInfo
 from holdfast.rendezvous.job_access import (
     ANNOUNCE_S,
     JobAccess,
@@ -22,6 +24,8 @@ from holdfast.rendezvous.job_access import (
     node_info,
 )
 from holdfast.rendezvous.membership_handler import MembershipHandler
+from holdfast.rendezvous.rendezvous_errors import RendezvousConnectionError
+from holdfast.store.store_errors import DistError
 from holdfast.wire.handshake import job_token
 
 if TYPE_CHECKING:
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast.membership.interface import Membership
     from holdfast.rendezvous.rdzv_conf import RendezvousParameters
     from holdfast.store.store_interface import RoundStore
+    from holdfast.store.tcp.store_client import TCPStore
 
 DEFAULT_PORT = 29400
 
@@ -51,7 +56,53 @@ def create_static_handler(params: RendezvousParameters) -> MembershipHandler:
             f"--node-rank: {rank} is not the number of one of {params.max_nodes} nodes; "
             f"accepted: 0 to {params.max_nodes - 1}"
         )
-    return MembershipHandler(CoordinatorAccess(params, fixed_rank=rank))
+    return StaticHandler(params, rank)
+
+
+class StaticHandler(MembershipHandler):
+    """The rendezvous of nodes with fixed ranks.
+
+    Holdfast's agents join the coordinator at the endpoint. For other agents, which call `next_rendezvous`, the
+    handler does what TorchElastic's does: node 0 serves one store at the endpoint for the nodes and for their
+    workers, and no node notices the loss of another.
+    """
+
+    def __init__(self, params: RendezvousParameters, rank: int) -> None:
+        access = CoordinatorAccess(params, fixed_rank=rank)
+        super().__init__(access)
+        self._place = rank, params.max_nodes
+        self._where = access.first_endpoint
+        self._local_addr = params.local_addr
+        self._store: TCPStore | None = None
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Return the only round, once every node is connected to the store."""
+        from holdfast.store.prefix_store import PrefixStore  # Only other agents need these two.
+        from holdfast.store.tcp.store_client import TCPStore
+
+        rank, size = self._place
+        host, port = self._where
+        if self._store is None:
+            timeout = timedelta(seconds=self.join_timeout_s)
+            try:
+                self._store = TCPStore(host, port, size, rank == 0, timeout, multi_tenant=True)
+            except (DistError, OSError) as problem:
+                raise RendezvousConnectionError(str(problem)) from problem
+        store = PrefixStore(self.get_run_id(), self._store)
+        address = RendezvousStoreInfo(host, port)
+        if not self.use_agent_store:  # The agent's store has the port of the endpoint.
+            address = RendezvousStoreInfo.build(rank, store, self._local_addr)
+        return RendezvousInfo(store, rank, size, address)
+
+    def set_closed(self) -> None:
+        """Do nothing: without a coordinator, each node ends by itself."""
+
+    def shutdown(self) -> bool:
+        """Leave the job, and release all resources."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+        return super().shutdown()
 
 
 class CoordinatorAccess(JobAccess):
@@ -93,6 +144,11 @@ class CoordinatorAccess(JobAccess):
                 f"--rdzv-endpoint: {params.endpoint!r} names several machines; static accepts one, "
                 "c10d several"
             )
+
+    @property
+    def first_endpoint(self) -> tuple[str, int]:
+        """The host and port of the only endpoint, or of the first."""
+        return self._endpoints[0]
 
     @property
     def endpoint(self) -> str:

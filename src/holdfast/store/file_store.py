@@ -436,6 +436,8 @@ class FileStore:
         if not isinstance(folder, SharedFolder):
             folder = SharedFolder(os.path.realpath(folder))
         self.folder = folder.path
+        self.path = folder.path
+        """What the user named to select this store, as in torch's."""
         self._files = folder
         self._timeout_s = timeout_s
 
@@ -554,7 +556,9 @@ class FileStore:
         self._timeout_s = as_seconds(timeout)
 
     def clone(self) -> FileStore:
-        return FileStore(self._files, self._timeout_s)
+        other = FileStore(self._files, self._timeout_s)
+        other.path = self.path
+        return other
 
     def has_extended_api(self) -> bool:
         return True

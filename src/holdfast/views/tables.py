@@ -6,12 +6,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from holdfast.control.history import goodput_of, state_of
+from holdfast.control.history import goodput_of, progress_of, state_of
+from holdfast.core.rounds import JobPhase
 from holdfast.views.terminal_text import TerminalText
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from holdfast.core.bounded import Loss
     from holdfast.wire.messages import AgentIdentity, EventRecord, JobSummary, LogLines, NodeSummary
 
 HISTORY_SHOWN = 5
@@ -54,6 +56,11 @@ def share(value: float | None) -> str:
     if 0 < value < 0.0005:
         return "<0.1 %"
     return f"{100 * value:.1f} %" if value < 0.9995 else "100 %"
+
+
+def loss_text(loss: Loss | None) -> str:
+    """Return a loss in few characters: `2.314`, `1.2e-05`, `nan`; `-` if it is unknown."""
+    return "-" if loss is None else loss if isinstance(loss, str) else f"{loss:.4g}"
 
 
 def generation(number: int) -> str:
@@ -157,10 +164,18 @@ def status_text(job: JobSummary, unreached: Sequence[str] = ()) -> str:
         f"nodes {job.members} of {job.min_nodes}:{job.max_nodes}, {job.present} connected",
         f"restarts {job.restarts} of {job.max_restarts}",
     ]
+    if job.phase == JobPhase.FORMING.value and not job.outcome:
+        lines.append(f"waiting for nodes: {job.present} of {job.min_nodes}")
+    lines += [
+        f"{one.node}: {one.report.activity}"
+        for one in job.nodes
+        if one.report is not None and one.report.activity
+    ]
+    lines += _progress_lines(job)
     if job.why:
         lines.append(f"last change: {job.why}")
     rows = [["NODE", "HOST", "STATE", "RANKS", "WORKERS", "STEP", "HEARTBEAT", "RSS"]]
-    rows += [_node_row(node) for node in sorted(job.nodes, key=_node_order)]
+    rows += [_node_row(node, job.phase) for node in sorted(job.nodes, key=_node_order)]
     lines += ["", table(rows).rstrip("\n")]
     if unreached:
         lines += ["", "no report:", *(f"  {line}" for line in unreached[:UNREACHED_SHOWN])]
@@ -173,11 +188,25 @@ def status_text(job: JobSummary, unreached: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _progress_lines(job: JobSummary) -> list[str]:
+    """Return a line about the progress of a job whose workers report its number of steps, or a loss."""
+    reports = [node.report for node in job.nodes if node.report is not None]
+    found = progress_of(one for report in reports for one in report.workers)
+    parts = []
+    if found.total > 0:
+        step = max(0, found.step_min)
+        parts.append(f"step {step:,} of {found.total:,} ({share(min(1.0, step / found.total))})")
+        parts.append(f"ETA {duration(found.eta_s)}")
+    if found.loss is not None:
+        parts.append(f"loss {loss_text(found.loss)}")
+    return [f"progress: {', '.join(parts)}"] if parts else []
+
+
 def _node_order(node: NodeSummary) -> tuple[bool, int, str]:
     return node.rank < 0, node.rank, node.node
 
 
-def _node_row(node: NodeSummary) -> list[str]:
+def _node_row(node: NodeSummary, job_phase: str) -> list[str]:
     ranks = "-"
     if node.first_rank >= 0:
         last = node.first_rank + node.size - 1
@@ -190,7 +219,7 @@ def _node_row(node: NodeSummary) -> list[str]:
     return [
         node.node,
         node.host,
-        state_of(node),
+        state_of(node, job_phase),
         ranks,
         f"{running}/{node.size}" if workers else "-",
         (str(min(steps)) if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}")

@@ -332,6 +332,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     node: NodeId
     incarnation: Incarnation = 0
     state: Name = ""
+    activity: Why = ""
+    """What delays the start of its workers; empty if nothing does."""
     generation: Number = -1
     """Its newest one; -1 until it has started workers."""
     elapsed_s: Seconds = 0.0
@@ -683,7 +685,7 @@ def _decoder(kind: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[msgspec.Stru
 def sanitized_report(report: NodeReport) -> NodeReport:
     """Return a report that is safe to print."""
     text = "".join(
-        [report.state, *(f"{one.state}{one.section}" for one in report.workers)]
+        [report.state, report.activity, *(f"{one.state}{one.section}" for one in report.workers)]
         + [f"{one.source}{one.text}" for one in report.events]
     )
     if text.isprintable():
@@ -692,6 +694,7 @@ def sanitized_report(report: NodeReport) -> NodeReport:
     return replace(
         report,
         state=reason(report.state),
+        activity=reason(report.activity),
         workers=[
             replace(one, state=quoted(one.state), section=quoted(one.section))
             for one in report.workers

@@ -164,7 +164,7 @@ def alone() -> Iterator[SingleNodeHandler]:
 def test_long_job_starts_log_following_and_its_services_on_its_own(
     monkeypatch: pytest.MonkeyPatch, alone: SingleNodeHandler
 ) -> None:
-    monkeypatch.setattr(side_services, "PREIMPORT_AFTER_S", 0.01)
+    monkeypatch.setattr(side_services, "DEFERRED_S", 0.01)
     agent = local("exec sleep 1000", handler=alone, logs=DefaultLogsSpecs())
     start_services, seen = agent._start_deferred_services, []
 
@@ -189,7 +189,7 @@ def test_long_job_starts_log_following_and_its_services_on_its_own(
 def test_store_serves_a_late_first_client(
     when: str, monkeypatch: pytest.MonkeyPatch, alone: SingleNodeHandler
 ) -> None:
-    monkeypatch.setattr(side_services, "PREIMPORT_AFTER_S", FOREVER_S if when == "at once" else 0)
+    monkeypatch.setattr(side_services, "DEFERRED_S", FOREVER_S if when == "at once" else 0)
     script = (
         "import os; from holdfast.store.tcp.store_client import TCPStore\n"
         "with TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])) as store:\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -343,10 +344,15 @@ def test_job_loses_as_much_time_as_the_node_that_lost_most() -> None:
 def test_states_drained_and_standby_take_precedence() -> None:
     report = NodeReport(run_id="job", node="a", state="running")
     one = NodeSummary(node="a", phase="ready", rank=0)
-    assert state_of(one) == "ready"
-    assert state_of(NodeSummary(node="a", phase="ready", rank=0, report=report)) == "running"
-    assert state_of(NodeSummary(node="a", rank=-1, report=report)) == "standby"
-    assert state_of(NodeSummary(node="a", rank=-1, drained=True)) == "drained"
+    assert state_of(one, "active") == "ready"
+    running = NodeSummary(node="a", phase="ready", rank=0, report=report)
+    assert state_of(running, "active") == "running"
+    outside = NodeSummary(node="a", rank=-1, report=report)
+    assert state_of(outside, "active") == "standby"
+    assert state_of(outside, "forming") == "joining"
+    assert state_of(NodeSummary(node="a", rank=-1, drained=True), "forming") == "drained"
+    imports = msgspec.structs.replace(report, state="preloading")
+    assert state_of(NodeSummary(node="a", rank=-1, report=imports), "forming") == "preloading"
 
 
 def test_finished_nodes_wait_for_the_others_but_any_other_stop_applies_to_all() -> None:

@@ -20,6 +20,7 @@ from holdfast.core.supervision import (
     Outcome,
     RoundJoined,
     SignalReceived,
+    StartCancelled,
     State,
     Supervision,
     ViewReceived,
@@ -31,26 +32,27 @@ from holdfast.core.supervision import (
 
 # h: the state handles the event; dot: it ignores the event; x: it rejects the event.
 EVENTS = (Begun, RoundJoined, WorkersStarted, WorkerExited, WorkersUnhealthy, NodesWaiting,
-          SignalReceived, WorkersStopped, BarrierEnded, ViewReceived, CoordinatorLost)  # fmt: skip
+          SignalReceived, WorkersStopped, BarrierEnded, ViewReceived, CoordinatorLost,
+          StartCancelled)  # fmt: skip
 TABLES: dict[type[Supervision], dict[State, str]] = {
     Supervision: {
-        #               Beg Rou Sta Exi Unh Nod Sig Sto Bar Vie Los
-        State.IDLE:     "h   x   x   x   x   x   h   x   x   x   x",
-        State.JOINING:  "x   h   x   .   .   .   h   x   x   x   x",
-        State.STARTING: "x   x   h   x   x   .   h   x   x   x   x",
-        State.RUNNING:  "x   x   x   h   h   h   h   x   x   x   x",
-        State.STOPPING: "x   x   x   h   .   .   h   h   x   x   x",
-        State.LEAVING:  "x   x   x   .   x   .   h   x   h   x   x",
-        State.DONE:     "x   .   x   .   .   .   .   x   .   x   x",
+        #               Beg Rou Sta Exi Unh Nod Sig Sto Bar Vie Los Can
+        State.IDLE:     "h   x   x   x   x   x   h   x   x   x   x   x",
+        State.JOINING:  "x   h   x   .   .   .   h   x   x   x   x   x",
+        State.STARTING: "x   x   h   x   x   .   h   x   x   x   x   h",
+        State.RUNNING:  "x   x   x   h   h   h   h   x   x   x   x   x",
+        State.STOPPING: "x   x   x   h   .   .   h   h   x   x   x   x",
+        State.LEAVING:  "x   x   x   .   x   .   h   x   h   x   x   x",
+        State.DONE:     "x   .   x   .   .   .   .   x   .   x   x   x",
     },
     CoordinatedSupervision: {
-        State.IDLE:     "h   x   x   x   x   x   h   x   x   x   x",
-        State.JOINING:  "x   x   x   .   .   x   h   x   .   h   h",
-        State.STARTING: "x   x   h   x   x   x   h   x   .   h   h",
-        State.RUNNING:  "x   x   x   h   h   x   h   x   .   h   h",
-        State.STOPPING: "x   x   x   h   .   x   h   h   .   h   h",
-        State.LEAVING:  "x   x   x   .   x   x   h   x   h   h   h",
-        State.DONE:     "x   x   x   .   .   x   .   x   .   .   .",
+        State.IDLE:     "h   x   x   x   x   x   h   x   x   x   x   x",
+        State.JOINING:  "x   x   x   .   .   x   h   x   .   h   h   x",
+        State.STARTING: "x   x   h   x   x   x   h   x   .   h   h   h",
+        State.RUNNING:  "x   x   x   h   h   x   h   x   .   h   h   x",
+        State.STOPPING: "x   x   x   h   .   x   h   h   .   h   h   x",
+        State.LEAVING:  "x   x   x   .   x   x   h   x   h   h   h   x",
+        State.DONE:     "x   x   x   .   .   x   .   x   .   .   .   x",
     },
 }  # fmt: skip
 CELLS = [
@@ -117,11 +119,14 @@ def test_each_state_handles_ignores_or_rejects_each_event(
 
 
 @pytest.mark.parametrize("kind", TABLES)
-@pytest.mark.parametrize("event", [WorkersStarted, WorkersStopped, WorkerExited, WorkersUnhealthy])
+@pytest.mark.parametrize(
+    "event", [WorkersStarted, StartCancelled, WorkersStopped, WorkerExited, WorkersUnhealthy]
+)
 def test_a_report_of_another_generation_changes_nothing(
     kind: type[Supervision], event: type[Event]
 ) -> None:
-    state = {WorkersStarted: State.STARTING, WorkersStopped: State.STOPPING}.get(event)
+    states = {WorkersStarted: State.STARTING, StartCancelled: State.STARTING}
+    state = {**states, WorkersStopped: State.STOPPING}.get(event)
     machine = machine_in(kind, state or State.RUNNING)
     before = state_of(machine)
     for generation in (0, 2):

@@ -134,6 +134,8 @@ def test_store_type_file_keeps_the_state_in_a_folder(
         assert store.get(KEY) != NO_STATE
         assert store.timeout == timedelta(seconds=300)
         assert store.folder.startswith(str(endpoint or tmp_path))
+        assert store.path == store.clone().path
+        assert store.path == str(endpoint) or store.path.startswith(str(tmp_path / "holdfast-"))
         assert params.endpoint == str(endpoint)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(RendezvousConnectionError):

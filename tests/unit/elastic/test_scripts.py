@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+from unittest.mock import mock_open
 
 import pytest
 
@@ -21,6 +22,7 @@ from holdfast.elastic._impl.scripts import (
     macros,
     read_proc_state,
 )
+from holdfast.processes.failures.error_file import read_error_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,6 +121,28 @@ def test_process_state_is_read_and_none_after_exit() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait(60)
     assert read_proc_state(gone.pid) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "state"), [("7 (a b) c) D 1 7 7", "D"), ("7 (x)", None), ("7 x", None), ("", None)]
+)
+def test_process_state_is_read_from_a_file_that_a_test_replaces(
+    monkeypatch: pytest.MonkeyPatch, text: str, state: str | None
+) -> None:
+    """Tests of agents replace `open`, by one whose files contain text."""
+    monkeypatch.setattr("builtins.open", mock_open(read_data=text))
+    found = read_proc_state(7)
+    monkeypatch.undo()
+    assert found == state
+
+
+def test_error_file_is_read_from_a_file_that_a_test_replaces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("builtins.open", mock_open(read_data='{"message": "broken"}'))
+    found = read_error_file("error.json")
+    monkeypatch.undo()
+    assert found == {"message": "broken"}
 
 
 def test_create_c10d_store_waits_for_all_workers() -> None:

@@ -161,7 +161,7 @@ def test_the_first_workers_error_file_is_copied_with_its_exit_code(
     "content",
     [
         b" \n", b'{"message', b"\xff\xfe{}", b"[1]", b"[" * 100_000,
-        b'{"message": ' + b"1" * 5000 + b"}", b'{"a": 1}' + b" " * errors.ERROR_FILE_BYTES_MAX,
+        b'{"message": ' + b"1" * 5000 + b"}", b'{"a": 1}' + b" " * errors.ERROR_FILE_CHARS_MAX,
     ],
     ids=["blank", "cut", "utf16", "list", "deep", "digits", "huge"],
 )  # fmt: skip

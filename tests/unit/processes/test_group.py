@@ -139,6 +139,15 @@ class BadPaths(LogsSpecs):
         return self._root_log_dir
 
 
+def test_workers_are_of_one_session_and_lead_their_process_groups(group: Group) -> None:
+    """The kernel may share out the CPUs by session; then many workers must not starve the agent."""
+    context = group.start(WAITS, WAITS, ready=2)
+    pids = [*context.pids().values()]
+    assert [os.getpgid(pid) for pid in pids] == pids
+    assert len({os.getsid(pid) for pid in pids}) == 1
+    assert os.getsid(pids[0]) != os.getsid(0)
+
+
 def test_start_that_fails_halfway_leaves_nothing(group: Group, tmp_path: Path) -> None:
     context = group.make(WAITS, WAITS, WAITS, logs=BadPaths(str(tmp_path)))
     with pytest.raises(EnvironmentProblem, match=r"cannot write .*no/such/folder/x\.log"):

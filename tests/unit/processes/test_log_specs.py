@@ -3,16 +3,14 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from holdfast.elastic.multiprocessing import start_processes
 from holdfast.errors import UsageError
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest
 from holdfast.processes.logs.std import Std
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def envs_of(size: int, run_id: str = "job", restarts: int = 0) -> dict[int, dict[str, str]]:
@@ -69,6 +67,22 @@ def test_second_start_with_the_same_count_keeps_the_first_logs(tmp_path: Path) -
     for number, path in enumerate(paths):
         with open(path) as file:
             assert file.read() == f"start {number}"
+
+
+def test_workers_start_in_the_directory_that_the_program_reified(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
+    for attempt in ("attempt_0", "attempt_0_1"):
+        envs = envs_of(1)
+        dest = specs.reify(envs)
+        context = start_processes(
+            "x", "/bin/sh", {0: ("-c", "echo seen")}, envs, specs, duplicate_stdout_filters=["se"]
+        )
+        assert context.wait() is not None
+        for path in (dest.filtered_stdout, dest.stdouts[0]):
+            assert Path(path).read_text().endswith("seen\n")
+        assert os.path.basename(os.path.dirname(dest.filtered_stdout)) == attempt
+    assert specs.run_dir is not None
+    assert sorted(os.listdir(specs.run_dir)) == ["attempt_0", "attempt_0_1"]
 
 
 @pytest.mark.parametrize("run_id", ["team/exp/1", "..", "a\nb\x00c", "\u00e9" * 300, ""])

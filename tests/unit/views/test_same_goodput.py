@@ -88,7 +88,7 @@ class Views:
             history.add(event)
         handler = SimpleNamespace(get_run_id=lambda: "job", node_id=node.node)
         agent: Any = SimpleNamespace(
-            group=SimpleNamespace(spec=SimpleNamespace(rdzv_handler=handler))
+            group=SimpleNamespace(spec=SimpleNamespace(rdzv_handler=handler)), activity=""
         )
         clock = SimpleNamespace(monotonic=lambda: node.events[-1].at + 1.0)  # type: ignore[attr-defined]
         monkeypatch.setattr(node_server, "time", clock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ from holdfast.views.top import app as app_module
 from holdfast.views.top import columns
 from holdfast.views.top.app import Top
 from holdfast.views.top.screens import ConfirmScreen, shown
+from holdfast.views.top.sparklines import ASCII, BLOCKS, glyphs_of, history_line, sparkline
 from holdfast.views.top.table import Table, TextView
 from holdfast.wire.messages import EventKind, EventRecord, LogLines
 from in_loop import in_loop
@@ -114,7 +116,7 @@ async def test_every_view_fits_the_terminal(size: tuple[int, int], nodes: int, r
             lines = await settled(pilot)
             width = app.page.table.scrollable_content_region.width
             titles = [one.title for one in every if width >= one.from_width]
-            assert lines[4].split() == " ".join(titles).split(), name
+            assert lines[5].split() == " ".join(titles).split(), name
             used = sum(size for _, size in app.page.table._layout_of(width)) + len(titles)
             assert used <= width, name
 
@@ -152,7 +154,7 @@ async def test_update_draws_only_visible_changes(monkeypatch: pytest.MonkeyPatch
         same.nodes[0] = replace(same.nodes[0], report=report)
         feed_of(app).show(7, same)
         lines = await settled(pilot)
-        assert "77M" in lines[8]
+        assert "77M" in lines[9]
         assert 0 < len(drawn) <= 8, "only the ranks of one node had changed"
 
 
@@ -267,7 +269,7 @@ async def test_generation_is_shown_in_full() -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("3")
         lines = await settled(pilot)
-        assert lines[5].split()[2:] == ["2.0s", "3.0s", "4.0s", "5.0s", "6.0s", "running"]
+        assert lines[6].split()[2:] == ["2.0s", "3.0s", "4.0s", "5.0s", "6.0s", "running"]
         assert all(stage in " ".join(lines[19:23]) for stage in RESTART_STAGES)
         await pilot.press("down", "enter")
         await pilot.pause()
@@ -275,6 +277,51 @@ async def test_generation_is_shown_in_full() -> None:
         await pilot.press("escape", "question_mark")
         await pilot.pause()
         assert "BEAT" in " ".join(text_of(app)), "the whole help is on the smallest screen"
+
+
+@pytest.mark.parametrize(
+    ("environ", "glyphs"),
+    [
+        ({"LANG": "en_GB.UTF-8"}, BLOCKS),
+        ({"LC_ALL": "C.utf8", "LANG": "C"}, BLOCKS),
+        ({"LC_ALL": "C", "LANG": "en_GB.UTF-8"}, ASCII),
+        ({"LC_CTYPE": "de_DE.ISO-8859-1"}, ASCII),
+        ({}, ASCII),
+    ],
+)
+def test_sparklines_use_the_characters_of_the_locale(environ: dict[str, str], glyphs: str) -> None:
+    assert glyphs_of(environ) == glyphs
+    values = [0.0, 1.0, 2.0, 3.0, None, math.nan, 3.9, 4.0, 5.0]
+    steps = [glyphs[at] for at in (0, 2, 4, 6)]
+    assert sparkline(values, 0.0, 4.0, glyphs) == "".join([*steps, " !", *(3 * glyphs[-1])])
+    assert sparkline([7.0, 7.0], 7.0, 7.0, glyphs) == 2 * glyphs[0]
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+def test_history_line_fits_and_shows_current_values(width: int) -> None:
+    more = {"total": 1000, "eta_s": 65.0, "loss": 2.3456}
+    job = feed_of(made(3, 2, more=more, gpus=4)).job
+    line = "".join(text for text, _ in history_line(job, width, "all", BLOCKS))
+    assert len(line) <= width
+    shown = [word for word in ("steps/s", "loss", "mem", "gpu") if word in line]
+    assert shown == ["steps/s", "loss", "mem", "gpu"][: {20: 0, 40: 1, 80: 4, 200: 4}[width]]
+    for word, text in (("steps/s", "10.0"), ("loss", "2.346"), ("mem", "600M"), ("gpu", "75%")):
+        assert (text in line) == (word in shown)
+    if shown:
+        assert BLOCKS[-1] in line
+
+
+@in_loop
+async def test_progress_is_in_the_head_and_h_changes_the_span() -> None:
+    app = made(3, 2, more={"total": 1000, "eta_s": 65.0, "loss": "nan"})
+    async with app.run_test(size=SMALL) as pilot:
+        lines = await settled(pilot)
+        for word in ("of 1,000", "ETA 1m05s"):
+            assert word in lines[1]
+        assert "nan" in lines[3]
+        for span in ("2h", "10m", "all"):
+            await pilot.press("h")
+            assert (await settled(pilot))[3].endswith(span)
 
 
 @in_loop

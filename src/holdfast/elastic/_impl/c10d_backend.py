@@ -130,11 +130,13 @@ def _file_store(params: RendezvousParameters) -> FileStore:
         if not params.endpoint.strip():
             params = copy(params)
             params.endpoint = tempfile.mkdtemp(prefix="holdfast-store-")
-        return job_store(params)
+        store = job_store(params)
     except (EnvironmentProblem, OSError) as problem:
         raise RendezvousConnectionError(
             f"cannot create files for the rendezvous store: {problem}"
         ) from problem
+    store.path = params.endpoint.strip()
+    return store
 
 
 def _tcp_store(params: RendezvousParameters) -> TCPStore:

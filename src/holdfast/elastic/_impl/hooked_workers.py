@@ -47,6 +47,7 @@ class HookedWorkers:
         self._during_hook: list[Event] = []
         # No hook replaces these.
         self.prepare = processes.prepare
+        self.is_ready = processes.is_ready
         self.kill = processes.kill
         self.descriptors = processes.descriptors
         self.start_deferred_services = processes.start_deferred_services
@@ -55,6 +56,10 @@ class HookedWorkers:
     @property
     def result(self) -> RunResult:
         return self._processes.result
+
+    @property
+    def activity(self) -> str:
+        return self._processes.activity
 
     @property
     def context(self) -> RunningGroup | None:

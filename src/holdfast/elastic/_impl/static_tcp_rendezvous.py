@@ -1,19 +1,14 @@
-"""`StaticTCPRendezvous`: the handler of `static`, with TorchElastic's constructor.
-
-It is the coordinator's handler with a given rank and a fixed number of nodes. Unlike TorchElastic's, it
-detects lost nodes, and every start of the workers has its own store.
-"""
+"""`StaticTCPRendezvous`: the handler of `static`, with TorchElastic's constructor."""
 
 from __future__ import annotations
 
 from holdfast.errors import UsageError
 from holdfast.net.endpoints import format_endpoint
-from holdfast.rendezvous.coordinator_handler import CoordinatorAccess
-from holdfast.rendezvous.membership_handler import MembershipHandler
+from holdfast.rendezvous.coordinator_handler import StaticHandler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 
 
-class StaticTCPRendezvous(MembershipHandler):
+class StaticTCPRendezvous(StaticHandler):
     """A rendezvous of nodes with fixed ranks and the address of the first node."""
 
     def __init__(
@@ -39,7 +34,7 @@ class StaticTCPRendezvous(MembershipHandler):
             rank=rank,
             timeout=timeout,
         )
-        super().__init__(CoordinatorAccess(params, fixed_rank=rank))
+        super().__init__(params, rank)
         self.master_addr = master_addr
         self.master_port = master_port
         self.rank = rank

@@ -88,9 +88,11 @@ class Restarts:
                 self.stages[stage].observe(seconds)
 
 
-COORDINATOR_STATES = (NodeState.STANDBY, NodeState.DRAINED, NodeState.STUCK)
-"""States that only the coordinator knows; a node's own history never has them."""
-NODE_STATES = [one for one in NodeState if one not in COORDINATOR_STATES]
+OTHER_STATES = (
+    NodeState.PRELOADING, NodeState.STANDBY, NodeState.DRAINED, NodeState.STUCK,
+)  # fmt: skip
+"""States that a node's own history never has: only views show them."""
+NODE_STATES = [one for one in NodeState if one not in OTHER_STATES]
 
 FAMILIES = {
     "holdfast_job_info": ("gauge", "Always 1; the labels describe the job"),

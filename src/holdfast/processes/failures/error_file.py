@@ -43,10 +43,10 @@ ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
 # The agent reads error files up to this size. A larger file is a mistake, and would fill the agent's
 # memory.
-ERROR_FILE_BYTES_MAX = 16 * 1024 * 1024
+ERROR_FILE_CHARS_MAX = 16 * 1024 * 1024
 
 # The limit for a message, and for a traceback, that a worker writes. JSON needs up to 12 bytes for a
-# character, so two texts of this length stay below ERROR_FILE_BYTES_MAX.
+# character, so two texts of this length stay below ERROR_FILE_CHARS_MAX.
 TEXT_CHARS_MAX = 512 * 1024
 
 
@@ -239,18 +239,19 @@ def read_error_file(path: str) -> dict[str, Any]:
     """Return the object in an error file.
 
     Raises OSError if the file cannot be read. Raises ValueError (or `json`'s subclass of it), with the
-    reason in one line, if the file is not one JSON object of at most `ERROR_FILE_BYTES_MAX`.
+    reason in one line, if the file is not one JSON object of at most `ERROR_FILE_CHARS_MAX`.
     """
-    with open(path, "rb") as file:
-        content = file.read(ERROR_FILE_BYTES_MAX + 1)
-    if len(content) > ERROR_FILE_BYTES_MAX:
-        raise ValueError(f"it is larger than {ERROR_FILE_BYTES_MAX} bytes")
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            content = file.read(ERROR_FILE_CHARS_MAX + 1)
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    if len(content) > ERROR_FILE_CHARS_MAX:
+        raise ValueError(f"it is larger than {ERROR_FILE_CHARS_MAX} characters")
     if not content.strip():
         raise json.JSONDecodeError("it is empty", "", 0)
     try:
-        data = json.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as e:
-        raise ValueError(f"it is not UTF-8 (byte {e.start})") from None
+        data = json.loads(content)
     except json.JSONDecodeError as e:
         raise json.JSONDecodeError(f"it is not JSON ({e.msg})", e.doc, e.pos) from None
     except RecursionError:

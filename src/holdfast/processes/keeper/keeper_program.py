@@ -416,7 +416,8 @@ class KeeperProgram:
         step = "prepare"
         status = 127
         try:
-            os.setsid()
+            # Not a session of its own: the kernel may share out the CPUs by session.
+            os.setpgid(0, 0)
             self.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != self.pid:
                 os._exit(status)  # The keeper died before the death signal was set.

@@ -9,7 +9,8 @@ The layout below a log directory is TorchElastic's::
         <local_rank>/stdout.log  stderr.log  error.json
 
 Folders are created just before workers start, and never emptied. A second start with the same restart
-count (after a regroup) uses `attempt_<restart_count>_1` and so on. A removed directory is recreated.
+count (after a regroup) uses `attempt_<restart_count>_1` and so on. A removed directory is recreated. A program that
+calls `reify` itself, and then starts workers with the same specs, gets the same folder twice.
 
 A worker writes a redirected stream to a file itself, and inherits a stream for the console. The
 exception is standard error for the console: it passes through the agent, so that the failure report
@@ -142,6 +143,7 @@ class DefaultLogsSpecs(LogsSpecs):
         self._is_for_one_launch = False
         self._run_dir: str | None = None
         self._attempt_dir: str | None = None
+        self._free_attempt = ("", "")  # Name and directory, until workers are started with them.
         self._run_dir_owner = -1  # The owner of the run's directory, as the file system reports it.
 
     @property
@@ -285,6 +287,10 @@ class DefaultLogsSpecs(LogsSpecs):
     def _is_shown(self, rank: int) -> bool:
         return not self._local_ranks_filter or rank in self._local_ranks_filter
 
+    def use_attempt(self) -> None:
+        """Note that workers are about to start with the last attempt's directory."""
+        self._free_attempt = ("", "")
+
     def _make_attempt_dir(self, env: dict[str, str]) -> str:
         if self._run_dir is not None and _owner_of(self._run_dir) != self._run_dir_owner:
             self._replace_run_dir()
@@ -294,11 +300,14 @@ class DefaultLogsSpecs(LogsSpecs):
             self._run_dir_owner = _owner_of(self._run_dir)
         attempt = _as_name(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
         plain = os.path.join(self._run_dir, f"attempt_{attempt}")
+        name, path = self._free_attempt
+        if name == plain and _has_no_files(path):
+            return path  # The program reified these specs before it passed them on.
         path, again = plain, 0
         while not _make_dir(path):
             again += 1
             path = f"{plain}_{again}"
-        self._attempt_dir = path
+        self._attempt_dir, self._free_attempt = path, (plain, path)
         return path
 
     def _replace_run_dir(self) -> None:
@@ -405,6 +414,10 @@ def _owner_of(path: str) -> int:
         return -1 if os.path.islink(path) or not os.path.isdir(path) else os.lstat(path).st_uid
     except OSError:
         return -1
+
+
+def _has_no_files(folder: str) -> bool:
+    return os.path.isdir(folder) and not any(names for _, _, names in os.walk(folder))
 
 
 def _make_temporary_dir() -> str:

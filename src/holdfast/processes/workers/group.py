@@ -48,7 +48,7 @@ from holdfast.processes.failures.oom_kills import OomKills
 from holdfast.processes.keeper import keeper_client
 from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.processes.keeper.keeper_program import descendants_of, send_signal
-from holdfast.processes.logs.specs import WorkerStdio
+from holdfast.processes.logs.specs import DefaultLogsSpecs, WorkerStdio
 from holdfast.processes.poll import min_of, wait_for
 from holdfast.processes.procfs import is_stopped, state_of
 from holdfast.processes.signals import as_enum
@@ -214,6 +214,8 @@ class RunningGroup(ABC):
         _require_every_rank(spec.args, self.nprocs, "args")
         _require_every_rank(spec.envs, self.nprocs, "envs")
         dest = spec.logs_specs.reify(spec.envs)
+        if isinstance(spec.logs_specs, DefaultLogsSpecs):
+            spec.logs_specs.use_attempt()
         self.stdouts = dest.stdouts
         self.stderrs = dest.stderrs
         self.error_files = dest.error_files

@@ -103,8 +103,6 @@ BATCH_MAX = 16
 FORK_S_MAX = 30.0
 # How many times in a row the zygote may be lost before workers start without it.
 LOSSES_MAX = 3
-# The time after which the agent announces that it waits for the imports.
-NOTICE_AFTER_S = 2.0
 # Variables that a process reads only at its start. A worker that differs in them starts cold.
 READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_TUNABLES")
 
@@ -181,6 +179,7 @@ class Zygote:
         self.is_lost = False
         self.is_stuck = False
         self.importing = ""
+        self.began_at = time.monotonic()
         self._received = bytearray()
 
     @classmethod
@@ -282,21 +281,30 @@ class WarmStart:
         if self._zygote.is_lost:  # It exited before it received the list of imports.
             self._abandon_zygote("")
 
-    def await_ready(self, keeper: Keeper) -> None:
-        """Wait until the zygote has imported all modules, or has failed."""
-        notice_at: float | None = time.monotonic() + NOTICE_AFTER_S
+    def check_ready(self, keeper: Keeper) -> bool:
+        """Return whether workers can start: the zygote has imported all modules, or has failed.
+
+        If not, call this again when `fileno` is readable.
+        """
         while not self._is_cold and not keeper.is_gone():
             self.prepare(keeper)
             self.receive_events()
             zygote = self._zygote
-            if zygote is None or zygote.is_lost:
-                continue
-            if zygote.is_ready:
-                return
-            wait_for(notice_at, zygote.control.fileno())
-            if notice_at is not None and time.monotonic() >= notice_at:
-                notice_at = None
-                console.notice(f"preloading {', '.join(self._modules)}; workers start after that")
+            if zygote is not None and not zygote.is_lost:
+                return zygote.is_ready
+        return True
+
+    def await_ready(self, keeper: Keeper) -> None:
+        """Wait until `check_ready`."""
+        while not self.check_ready(keeper):
+            wait_for(None, self.fileno())
+
+    def activity(self, now: float) -> str:
+        """Return what the zygote imports, and since when; empty if it does not."""
+        zygote = self._zygote
+        if self._is_cold or zygote is None or zygote.is_lost or zygote.is_ready:
+            return ""
+        return f"preloading {', '.join(self._modules)}, {now - zygote.began_at:.0f} s"
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when `receive_events` has something; -1 for none."""

@@ -212,7 +212,7 @@ class ZygoteProgram:
         """Turn the forked process into the worker, once the keeper lets it begin."""
         step = "prepare"
         try:
-            os.setsid()
+            os.setpgid(0, 0)
             keeper = os.read(worker.go_fd, 8)
             child.libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
             if os.getppid() != int.from_bytes(keeper, "little"):

@@ -7,6 +7,7 @@ returns the driver that keeps the job up to date (`control.job_feed.Feed`).
 from __future__ import annotations
 
 import math
+import os
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -20,7 +21,7 @@ from textual.widgets import Footer, Input
 from holdfast.control.job_client import ControlProblem, JobUnreachable
 from holdfast.control.live_job import LiveJob
 from holdfast.core.requests import Action
-from holdfast.views.top import columns, screens
+from holdfast.views.top import columns, screens, sparklines
 from holdfast.views.top.table import Cell, Lines, Table
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class JobScreen(Screen[None]):
         Binding("s", "sort", "sort"),
         Binding("m", "marked", "marked"),
         Binding("slash", "find", "find", key_display="/"),
+        Binding("h", "span", "history", show=False),
         Binding("question_mark", "help", "help", key_display="?"),
         Binding("q", "leave", "quit"),
         Binding("ctrl+c", "leave", "quit", show=False),
@@ -109,7 +111,7 @@ class JobScreen(Screen[None]):
     ]
     CSS = """
     JobScreen { layout: vertical; }
-    #head { height: 3; background: $surface; }
+    #head { height: 4; background: $surface; }
     #tabs { height: 1; background: $panel; }
     #full { height: 2; background: $surface; }
     JobScreen Table { height: 1fr; display: none; }
@@ -129,6 +131,8 @@ class JobScreen(Screen[None]):
         self.sort = "rank"
         self.only_marked = False
         self.wanted = ""
+        self.span = next(iter(sparklines.SPANS))
+        self._glyphs = sparklines.glyphs_of(os.environ)
 
     def compose(self) -> ComposeResult:
         yield Block("head")
@@ -179,7 +183,10 @@ class JobScreen(Screen[None]):
 
     def show_head(self) -> None:
         width = self.size.width
-        self.block("head").show(columns.head(self.job, width, monotonic()))
+        history = sparklines.history_line(self.job, width - 2, self.span, self._glyphs)
+        self.block("head").show(
+            [*columns.head(self.job, width, monotonic()), [(" ", ""), *history]]
+        )
         cells: list[Cell] = [(" ", "")]
         counts = {
             "ranks": len(self.job.ranks),
@@ -286,6 +293,11 @@ class JobScreen(Screen[None]):
         self.table_of("ranks").move_cursor(0)  # The first row is the interesting one.
         self.table_of("ranks").rows = ()
         self.action_view("ranks")
+
+    def action_span(self) -> None:
+        names = [*sparklines.SPANS]
+        self.span = names[(names.index(self.span) + 1) % len(names)]
+        self.show_head()
 
     def action_marked(self) -> None:
         self.only_marked = not self.only_marked

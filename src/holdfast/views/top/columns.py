@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.cells import cell_len, set_cell_size
 
 from holdfast.control.history import RESTART_STAGES, Stage
-from holdfast.views.tables import duration, generation, share
+from holdfast.views.tables import duration, generation, loss_text, share
 from holdfast.views.top.table import Cell, Column
 
 if TYPE_CHECKING:
@@ -54,6 +54,11 @@ def steps_text(low: int, high: int) -> str:
     if high < 0:
         return "-"
     return f"{high:,}" if low == high else f"{low:,}+{high - low:,}"
+
+
+def share_text(value: float | None) -> str:
+    """Return a share as a whole percentage."""
+    return "-" if value is None else f"{100 * value:.0f}%"
 
 
 def shortened_name(text: str, width: int) -> str:
@@ -103,7 +108,12 @@ def _rate(row: Any, _width: int) -> list[Cell]:
 
 
 def _cpu(row: Any, _width: int) -> list[Cell]:
-    return [("-", "dim")] if row.cpu is None else [(f"{100 * row.cpu:.0f}%", "")]
+    return [(share_text(row.cpu), "dim" if row.cpu is None else "")]
+
+
+def _loss(row: RankRow, _width: int) -> list[Cell]:
+    kind = "dim" if row.loss is None else "bad" if isinstance(row.loss, str) else ""
+    return [(loss_text(row.loss), kind)]
 
 
 def _lag(row: RankRow, _width: int) -> list[Cell]:
@@ -122,6 +132,7 @@ RANKS = (
     Column("BEAT", 6, _beat, right=True),
     Column("CPU", 5, _cpu, right=True),
     Column("MEM", 5, _plain(lambda row: memory(row.rss_bytes)), right=True),
+    Column("LOSS", 9, _loss, right=True, from_width=120),
     Column("", 7, _mark),
     Column("SECTION", 14, _name(lambda row: row.section, "dim"), flex=2, from_width=130),
 )
@@ -137,6 +148,7 @@ NODES = (
     Column("BEAT", 5, _beat, right=True),
     Column("CPU", 5, _cpu, right=True),
     Column("MEM", 5, _plain(lambda row: memory(row.rss_bytes)), right=True),
+    Column("GPU", 5, _plain(lambda row: share_text(row.gpu)), right=True, from_width=100),
     Column("", 7, _mark),
 )  # fmt: skip
 
@@ -226,8 +238,13 @@ def head(job: LiveJob, width: int, now: float) -> list[list[Cell]]:
             (f"+{spares}" if spares > 0 else "", "dim"),
         ],
         [("ranks ", "dim"), (f"{one.running}/{one.ranks}", "" if _all_run(job) else "warn")],
-        [("step ", "dim"), (steps_text(one.step_min, one.step_max), "")],
+        [
+            ("step ", "dim"),
+            (steps_text(one.step_min, one.step_max), ""),
+            (f" of {one.total:,}" if one.total > 0 else "", "dim"),
+        ],
         [(rate_text(one.rate), ""), (" steps/s" if width >= 100 else "/s", "dim")],
+        *([[("ETA ", "dim"), (duration(one.eta_s), "")]] if one.total > 0 else []),
         [("cores ", "dim"), (_cores(one.cpu), "")],
         [("mem ", "dim"), (memory(one.rss_bytes), "")],
     ]
@@ -295,6 +312,8 @@ def rank_in_full(row: RankRow) -> str:
         row.state,
         f"in {row.section}" if row.section else "",
         f"last step {age(row.step_age_s)} ago" if row.step_age_s >= 0 else "reports no steps",
+        f"ETA {duration(row.eta_s)}" if row.total > 0 else "",
+        f"loss {loss_text(row.loss)}" if row.loss is not None else "",
         f"{row.lag:,} behind the fastest" if row.lag else "",
         row.mark,
     ]  # fmt: skip

@@ -46,6 +46,7 @@ HELP = """\
 [b]Look closer[/b]
   l  logs of the rank or of all ranks of the node, live
   t  stacks of the node's workers, equal ones grouped; T for all nodes
+  h  the time that the history covers: all, two hours, ten minutes
   s  sort ranks: slowest, furthest behind, oldest heartbeat, most memory
   m  only marked ranks: slow, behind or stalled
   /  find: a rank, a range such as 8-15, or part of a name; Esc shows all
