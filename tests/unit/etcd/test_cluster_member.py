@@ -49,6 +49,39 @@ def test_unsuitable_etcd_program_is_named(
     assert str(program) in str(refused.value)
 
 
+def fake_etcd(folder: Path, version: str) -> str:
+    """Write a program that only prints its version; return its path."""
+    program = folder / "etcd"
+    folder.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho etcd Version: {version}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.parametrize(
+    ("versions", "beside", "chosen"),
+    [
+        (["3.5.1", "3.5.3"], "3.5.1", 1),
+        (["3.5.2"], "3.4.30", -1),
+        (["3.3.27", "3.5.0"], "3.5.1", 1),
+        (["3.4.23"], "3.5.16", 0),
+        ([], "3.5.1", -1),
+    ],
+)
+def test_safe_etcd_is_preferred_to_an_unsafe_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: list[str], beside: str, chosen: int
+) -> None:
+    folders = [tmp_path / str(number) for number in range(len(versions))]
+    programs = [fake_etcd(*one) for one in zip(folders, versions, strict=True)]
+    programs.append(fake_etcd(tmp_path / "beside", beside))
+    monkeypatch.setenv("PATH", os.pathsep.join(["", str(tmp_path), *map(str, folders)]))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "beside" / "python"))
+    found = find_etcd("--ha")
+    version = [*versions, beside][chosen]
+    assert (found.path, found.is_safe) == (programs[chosen], version not in ("3.5.0", "3.5.1"))
+    assert str(found) == f"etcd {version} ({programs[chosen]})"
+
+
 def test_machine_that_is_not_listed_runs_no_member() -> None:
     assert claim_entry(a_list(f"{ELSEWHERE}:7000")) is None
 
