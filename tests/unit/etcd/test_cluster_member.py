@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,11 +16,11 @@ from holdfast.etcd.cluster_list import cluster_list, parse_machines
 from holdfast.etcd.cluster_member import remove_orphans
 from holdfast.etcd.own_entry import claim_entry
 from holdfast.etcd.runner import find_etcd
+from holdfast.net.runtime_dir import runtime_dir
+from other_users import STRANGER, as_user, shared_folder
 from real_teams import reserved_port_pairs
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from holdfast.etcd.cluster_list import ClusterList
 
 ELSEWHERE = "192.0.2.1"
@@ -109,6 +111,44 @@ def test_port_of_another_job_is_refused_even_without_a_listener() -> None:
         with pytest.raises(EnvironmentProblem, match=rf"port {port}\b"):
             claim_entry(a_list(f"127.0.0.1:{port}", "other"))
         place.release()
+
+
+def test_another_user_cannot_take_an_entry_first() -> None:
+    """The names of locks follow from the list and the run id, which every user of the host can see."""
+    with reserved_port_pairs(1) as (port,), shared_folder() as shared:
+        of = a_list(f"127.0.0.1:{port}")
+
+        def claim() -> str:
+            os.environ["HOLDFAST_RUNTIME_DIR"] = str(shared)
+            return "taken" if claim_entry(of) is None else "claimed"
+
+        place = claim_entry(of)
+        assert place is not None
+        assert as_user(STRANGER, claim) == "claimed"
+        place.release()
+
+
+def test_lock_of_a_killed_process_and_a_removed_lock_do_not_block_an_entry() -> None:
+    with reserved_port_pairs(1) as (port,):
+        of = a_list(f"127.0.0.1:{port}")
+        killed = os.fork()
+        if killed == 0:
+            claim_entry(of)
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(killed, 0)
+        (left,) = locks()
+        place = claim_entry(of)
+        assert place is not None
+        left.unlink()
+        place.release()
+        again = claim_entry(of)
+        assert again is not None
+        again.release()
+        assert locks() == []
+
+
+def locks() -> list[Path]:
+    return [*Path(runtime_dir()).glob("ha-*.lock")]
 
 
 @pytest.mark.parametrize("offset", [0, 1])
