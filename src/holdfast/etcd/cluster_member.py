@@ -87,7 +87,7 @@ from holdfast.etcd.cluster_list import (
 )
 from holdfast.etcd.job_records import DEFAULT_PREFIX
 from holdfast.etcd.optional_h11 import require_h11
-from holdfast.etcd.own_entry import claim_entry
+from holdfast.etcd.own_entry import claim_entry, shared_machine
 from holdfast.etcd.probe import (
     Probe,
     ProbeReply,
@@ -184,6 +184,10 @@ class EtcdMember:
         """The name of this machine in the list."""
         return self._entry.name
 
+    @property
+    def _is_alone(self) -> bool:
+        return len(self._list.names) == 1
+
     def start(self) -> None:
         """Start the thread; this call does not wait for the cluster."""
         try:
@@ -248,6 +252,7 @@ class EtcdMember:
         self._began = True
         self._report_program()
         self._spawn(self._perform_all())
+        self._spawn(self._check_list())
         self._handle(PortsHeld())
 
     def _make_folder(self) -> None:
@@ -483,15 +488,10 @@ class EtcdMember:
             return  # It was stopped.
         self._release_process().stop()
         output = log_tail(Path(self._folder, "log"))
-        is_dropped = not self._program.is_safe and len(self._list.names) > 1
-        console.warning(
-            f"etcd on this machine exited{f': {output}' if output else ''}"
-            + (
-                "; its data may be damaged, so this machine starts without data"
-                if is_dropped
-                else ""
-            )
-        )
+        text = f"etcd on this machine exited{f': {output}' if output else ''}"
+        if not self._program.is_safe and not self._is_alone:
+            text += "; its data may be damaged, so it starts without data"
+        console.warning(text)
         self._handle(EtcdEnded(output))
 
     def _release_process(self) -> EtcdProcess:
@@ -577,13 +577,17 @@ class EtcdMember:
         if self._program.is_safe:
             console.notice(text)
             return
-        if len(self._list.names) > 1:
-            then = "a member that exits starts without its data, and if a majority exits at once, the job ends"
+        if self._is_alone:
+            then = "and the only member has no copy to start from"
         else:
-            then = "with a single member there is no copy, so it restarts with its data"
+            then = "so a killed member starts without data; if a majority is killed at once, the job ends"
         console.warning(
-            f"{text}, a version that can damage its data when it is killed: {then} ({INSTALL_SAFE})"
+            f"{text}. A kill can damage the data of this version, {then}; {INSTALL_SAFE}"
         )
+
+    async def _check_list(self) -> None:
+        if warning := await shared_machine(self._list, self._entry.name):
+            console.warning(warning)
 
     def _majority_lost(self, machines: tuple[str, ...]) -> str:
         return (

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import hashlib
 import os
 import socket
 import struct
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from holdfast.errors import EnvironmentProblem
 from holdfast.etcd.cluster_list import FLAG
 from holdfast.net import addresses, listening
+from holdfast.net.async_addresses import resolve_async
 from holdfast.net.runtime_dir import BASE_ENV, runtime_dir
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 LOCK = struct.Struct("hhqqi4x")
 """The kernel's `struct flock` on 64-bit machines: type, whence, start, length, process."""
 NETWORK = "/proc/self/ns/net"
+RESOLVE_S = 10.0
 JOB_BYTES = 7  # The start of a lock is a positive number of 64 bits.
 
 
@@ -151,6 +155,32 @@ def claim_entry(of: ClusterList) -> OwnEntry | None:
             raise _refusal(host, one, problem) from None
         return OwnEntry(of, index, lock, held)
     return None
+
+
+async def shared_machine(of: ClusterList, own: str) -> str:
+    """Return a warning if this machine, whose entry is `own`, has other entries, too; empty if it has none."""
+    found = await asyncio.gather(*(_is_here(*one) for one in of.machines))
+    here = [name for name, is_here in zip(of.names, found, strict=True) if is_here]
+    if len(here) < 2:
+        return ""
+    ports = sorted(port for (_, port), is_here in zip(of.machines, found, strict=True) if is_here)
+    once = ",".join(name for name in of.names if name == own or name not in here)
+    which = f"{FLAG}: {', '.join(here[:-1])} and {here[-1]} are the same machine"
+    if any(after - port < 2 for port, after in pairwise(ports)):
+        return f"{which} and need the same ports; list each machine once: {FLAG} {once}"
+    return (
+        f"{which}, and each agent runs one member; start {len(here)} agents on it, or list it once: "
+        f"{FLAG} {once}"
+    )
+
+
+async def _is_here(host: str, port: int) -> bool:
+    try:
+        async with asyncio.timeout(RESOLVE_S):
+            found = await resolve_async(host, port)
+    except OSError:  # Or no name server responds.
+        return False
+    return bool(found) and all(listening.is_local(one) for one in found)
 
 
 def _refusal(host: str, port: int, problem: OSError) -> EnvironmentProblem:

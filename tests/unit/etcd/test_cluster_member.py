@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import signal
@@ -14,7 +15,7 @@ import pytest
 from holdfast.errors import EnvironmentProblem
 from holdfast.etcd.cluster_list import cluster_list, parse_machines
 from holdfast.etcd.cluster_member import remove_orphans
-from holdfast.etcd.own_entry import claim_entry
+from holdfast.etcd.own_entry import claim_entry, shared_machine
 from holdfast.etcd.runner import find_etcd
 from holdfast.net.runtime_dir import runtime_dir
 from other_users import STRANGER, as_user, shared_folder
@@ -149,6 +150,26 @@ def test_lock_of_a_killed_process_and_a_removed_lock_do_not_block_an_entry() -> 
 
 def locks() -> list[Path]:
     return [*Path(runtime_dir()).glob("ha-*.lock")]
+
+
+@pytest.mark.parametrize(
+    ("machines", "advice"),
+    [
+        (
+            "localhost:7000,127.0.0.2:7002,[::1]:7004",
+            "start 3 agents on it, or list it once: --ha {0}",
+        ),
+        (f"127.0.0.1:7000,{ELSEWHERE}:7000,127.0.0.2:7001", "each machine once: --ha {0},{1}"),
+        (f"127.0.0.1:7000,{ELSEWHERE}:7002", ""),
+    ],
+)
+def test_list_with_several_addresses_of_one_machine_causes_a_warning(
+    machines: str, advice: str
+) -> None:
+    of = a_list(machines)
+    warning = asyncio.run(shared_machine(of, of.names[0]))
+    assert warning.endswith(advice.format(*of.names))
+    assert bool(warning) == bool(advice)
 
 
 @pytest.mark.parametrize("offset", [0, 1])
