@@ -15,6 +15,7 @@ from chaos import ha
 from chaos.job import BACKENDS, ChaosJob, Plan, make_plan
 from chaos.machine_network import missing
 from chaos.rules import Record, violations
+from holdfast.etcd.runner import find_etcd
 
 FAULTS, FAULTS_MAX = 200, 10_000
 EXAMPLES = """\
@@ -116,7 +117,8 @@ def run_one(plan: Plan, tally: Tally, *, keep: bool = False) -> bool:
 def run_long(seed: int, faults: int | None, until: float, *, keep: bool) -> int:
     """Run one job with `--ha` until all faults are done or the time is over."""
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-ha-{seed}-"))
-    plan = ha.make_plan(seed, faults or (FAULTS if until == float("inf") else FAULTS_MAX))
+    count = faults or (FAULTS if until == float("inf") else FAULTS_MAX)
+    plan = ha.make_plan(seed, count, keeps_data=find_etcd("--ha").is_safe)
     record = ha.LongJob(plan, folder, lambda line: print(line, flush=True), until).run()
     found = violations(record)
     print(ha.summary(record))

@@ -38,6 +38,8 @@ APART_S = 3.0
 TOGETHER_S_MAX = 20.0
 """The majority of members may be away for a minute, plus the recovery."""
 
+LOSSES = "kill machine", "replace machine"
+
 Card = tuple[str, int, float]
 
 
@@ -54,8 +56,12 @@ def make_deck(rng: random.Random) -> list[Card]:
     return deck
 
 
-def make_plan(seed: int, count: int) -> Plan:
-    """Return a plan of faults; a fault with a time above 0 overlaps the previous fault."""
+def make_plan(seed: int, count: int, *, keeps_data: bool = True) -> Plan:
+    """Return a plan of faults; a fault with a time above 0 overlaps the previous fault.
+
+    `keeps_data` is false for an unsafe etcd, which loses its data when it is killed.
+    """
+    losses = LOSSES if keeps_data else (*LOSSES, "kill member")
     rng = random.Random(seed)
     faults: list[tuple[float, str, int, float]] = []
     deck: list[Card] = []
@@ -64,23 +70,24 @@ def make_plan(seed: int, count: int) -> Plan:
         first = deck.pop()
         faults.append((0.0, *first))
         if rng.random() < PAIRS_SHARE:
-            second = next((one for one in reversed(deck) if survives_both(first, one)), None)
+            second = next(
+                (one for one in reversed(deck) if survives_both(first, one, losses)), None
+            )
             if second is not None:
                 deck.remove(second)
                 faults.append((rng.uniform(0.1, APART_S), *second))
     return Plan(seed, "ha", 3, MACHINES, 1, 0.3, safe=True, faults=faults[:count])
 
 
-def survives_both(first: Card, second: Card) -> bool:
-    """Whether a job survives both at once."""
+def survives_both(first: Card, second: Card, losses: tuple[str, ...]) -> bool:
+    """Whether a job survives both at once; `losses` are the faults that lose a member's data."""
     (kind, number, length_s), (other_kind, other, other_s) = first, second
     if number == other:
         return False
     if number >= LISTED or other >= LISTED:
         return True
-    loses = "kill machine", "replace machine"
     is_short = max(length_s, other_s) <= TOGETHER_S_MAX
-    return is_short and kind not in loses and other_kind not in loses
+    return is_short and kind not in losses and other_kind not in losses
 
 
 class LongJob(ChaosJob):

@@ -7,6 +7,8 @@ entry is committed once a majority has it. At every commit of any cluster, the s
 - the leader has all entries that its cluster ever committed, so no member has forgotten its votes;
 - at most one machine of the list is not a voter.
 
+No member of a list with others restarts with data that its etcd may have damaged.
+
 The owner provides the clock and the timers.
 """
 
@@ -75,7 +77,7 @@ class Data:
     def __init__(self, cluster: Cluster, voter: object) -> None:
         self.cluster, self.voter = cluster, voter
         self.log = 0
-        self.was_ready = False
+        self.was_ready = self.is_damaged = False
 
 
 class SimMachine:
@@ -107,6 +109,7 @@ class SimMembers:
         clock: Callable[[], float],
         after: Callable[[float, Callable[[], None]], None],
         member: type[ClusterMember] = ClusterMember,
+        keeps_data: Callable[[str], bool] = lambda _: True,
         one_at_a_time: bool = True,
     ) -> None:
         self.machines = {name: SimMachine(name) for name in names}
@@ -118,7 +121,7 @@ class SimMembers:
         self.has_faults_ended = False
         self.random = rng
         self._clock, self.after = clock, after
-        self._member = member
+        self._member, self._keeps_data = member, keeps_data
         self._one_at_a_time = one_at_a_time
         self._count = itertools.count()
         after(DECISION_S, self._decide_periodically)
@@ -145,6 +148,7 @@ class SimMembers:
             patience_s=PATIENCE_S,
             draw=lambda: self.random.getrandbits(60),
             wall_ms=lambda: int(self.now * 1000),
+            keeps_data=self._keeps_data(name),
         )
         self.deliver(machine, PortsHeld())
 
@@ -156,10 +160,12 @@ class SimMembers:
         machine.waiting = []
 
     def end_etcd(self, name: str) -> None:
-        """Kill only the etcd process of a machine."""
+        """Kill only the etcd process of a machine. If its etcd is unsafe, the kill damages the data."""
         machine = self.machines[name]
         if machine.etcd_runs and not machine.frozen:
             machine.etcd_runs = False
+            if machine.data is not None:
+                machine.data.is_damaged = not self._keeps_data(name)
             self.deliver(machine, EtcdEnded("killed"))
 
     def freeze(self, name: str, for_s: float) -> None:
@@ -254,6 +260,8 @@ class SimMembers:
                 self._boot(machine, Data(cluster, cluster.voters.get(machine.name)))
             case RestartEtcd():
                 assert machine.data is not None
+                if machine.data.is_damaged and len(self.machines) > 1:
+                    raise Split(f"{machine.name} restarts with data that may be damaged")
                 self._boot(machine, machine.data)
             case DropEtcd():
                 machine.data, machine.etcd_runs = None, False

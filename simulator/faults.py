@@ -49,6 +49,8 @@ class Profile(Value):
     """The share of nodes above the minimum that do not join at the start of their job."""
     has_members: bool = False
     """Whether etcd is a cluster of members on the machines of nodes."""
+    members_keep_data: bool = True
+    """Whether a member restarts with its data after its etcd was killed."""
     only_on: Mapping[str, Mapping[str, float]] = {}
     """Additional weights, by driver."""
 
@@ -217,6 +219,15 @@ PROFILES: dict[str, Profile] = {
             jitter_s=0.5,
             lag_share=0.1,
             only_on={"etcd": _ETCD},
+        ),
+        Profile(
+            "unsafe_etcd",
+            "members of the job's own etcd are killed and start without data; their machines fail, too",
+            {"kill": 1.0, "join": 1.0, "fail": 0.5, "cut": 1.0, "pause": 1.0},
+            3.0,
+            has_members=True,
+            members_keep_data=False,
+            only_on={"etcd": {"end_member": 4.0, "stop_most": 1.0, "cut_members": 1.0}},
         ),
     )
 }

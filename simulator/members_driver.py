@@ -39,7 +39,14 @@ class AgentMachines(SimMembers):
             world.schedule(world.now + delay_s, lambda _: action(), None)
 
         member = world.machines.cluster_member
-        super().__init__(names, rng, clock=lambda: world.now, after=after, member=member)
+        super().__init__(
+            names,
+            rng,
+            clock=lambda: world.now,
+            after=after,
+            member=member,
+            keeps_data=lambda _: world.profile.members_keep_data,
+        )
         self.world = world
         self.on_decided: Callable[[], None] = lambda: None
 
@@ -115,8 +122,10 @@ class MembersDriver(EtcdDriver):
         self.members.lose(name)
 
     def end_member(self) -> None:
-        """Kill one member's etcd process."""
+        """Kill one member's etcd process, unless too few others would have the data."""
         name = self._random_member()
+        if not self.world.profile.members_keep_data and not self.can_lose(name):
+            return
         self.world.note(f"member {name}", "is killed")
         self.members.end_etcd(name)
 
@@ -129,11 +138,11 @@ class MembersDriver(EtcdDriver):
         self.members.after(length_s, lambda: self.members.cut.difference_update(cut))
 
     def stop_most(self, length_s: float) -> None:
-        """Freeze most members, or kill their processes."""
+        """Freeze most members, or kill their processes if they keep their data."""
         names = [*self.members.machines]
         most = self._rng.sample(names, majority(len(names)))
         self.world.note("members", "most of them are stopped: {0}", most)
-        kills = self._rng.random() < 0.5
+        kills = self._rng.random() < 0.5 and self.world.profile.members_keep_data
         for name in most:
             if kills:
                 self.members.end_etcd(name)

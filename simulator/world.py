@@ -219,7 +219,7 @@ class World:
         self.now = 0.0
         self.steps = 0
         self.digest = seed
-        self.machines = machines
+        self.machines, self.profile = machines, profile
         self.timeouts = SessionTimeouts(unreachable_s=30.0)
         self.log = log
         self.ledger = Ledger()

@@ -45,6 +45,17 @@ QUICK = (
 )
 
 
+def claims_to_be_safe(folder: Path) -> str:
+    """Return the path of an etcd that reports a safe version; it is the installed one, which may be unsafe."""
+    program = folder / "etcd"
+    program.write_text(
+        '#!/bin/sh\nif [ "$1" = --version ]; then echo etcd Version: 3.5.16; exit; fi\n'
+        f'exec {find_binary()} "$@"\n'
+    )
+    program.chmod(0o755)
+    return str(program)
+
+
 class Tls(NamedTuple):
     """Certificates of an etcd that requires client certificates."""
 

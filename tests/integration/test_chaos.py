@@ -10,6 +10,8 @@ from chaos import ha
 from chaos.job import BACKENDS, ChaosJob, make_plan
 from chaos.machine_network import missing
 from chaos.rules import violations
+from holdfast.etcd.runner import BINARY_VARIABLE
+from real_etcd import claims_to_be_safe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,10 +48,14 @@ HA_FAULTS = [
 PATIENT = ("--rdzv-conf", "keep_alive_max_attempt=12")
 
 
-def test_job_with_ha_under_chaos_breaks_no_rule(tmp_path: Path) -> None:
+def test_job_with_ha_under_chaos_breaks_no_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an etcd whose members restart with their data."""
     reason = missing()
     if reason:
         pytest.skip(reason)
+    monkeypatch.setenv(BINARY_VARIABLE, claims_to_be_safe(tmp_path))
     output: list[str] = []
     plan = ha.make_plan(1, 0)._replace(faults=HA_FAULTS)
     record = ha.LongJob(plan, tmp_path, output.append, flags=PATIENT).run()

@@ -42,7 +42,7 @@ SCRIPT = """
     from holdfast import worker
     print("begun", E["SAYS"], flush=True)
     for step in range(10 ** 9):
-        worker.progress(step)
+        worker.progress(step, total=50_000, loss=4 / (1 + step) ** 0.3)
         if step % 20 == 0:
             print("step", step, "loss", round(4 / (1 + step) ** 0.3, 4), flush=True)
         order = signal.sigtimedwait(ORDERS, 0.08 if RANK == "5" else 0.05)
@@ -121,7 +121,9 @@ def test_dashboard_views_and_actions_work(
     )
     with Cluster(tmp_path, SCRIPT, *flags, nnodes="2:3", run_id="nightly", conf=SETTLED) as cluster:
         for name in ("node-a", "node-b", "node-c"):
-            agent = cluster.start(name, conf=f"node_id={name}", env={"SAYS": says})
+            agent = cluster.start(
+                name, conf=f"node_id={name}", env={"SAYS": says, "PATH": fake_gpus(tmp_path)}
+            )
             cluster.await_coordinator(agent)  # The first agent runs it.
         workers = cluster.ranks(6)
         await_agents(*(agent.pid for agent in cluster.agents.values()))
@@ -175,6 +177,14 @@ def test_dashboard_views_and_actions_work(
             expect(page.locator("#token")).to_be_visible()
 
 
+def fake_gpus(folder: Path) -> str:
+    """Return a PATH with an nvidia-smi."""
+    program = folder / "nvidia-smi"
+    program.write_text("#!/bin/sh\nprintf 'GPU-1, 93\\nGPU-2, 71\\n'\n")
+    program.chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
 def see_overview(page: Page) -> None:
     expect(page.locator("#job")).to_have_text("nightly")
     expect(page.locator("#state")).to_have_text("running")
@@ -185,6 +195,19 @@ def see_overview(page: Page) -> None:
             expect(row(page, name)).to_contain_text(ranks)
     # The first generation has a warm-up only if all ranks have made a step.
     expect(page.locator(".figure", has_text="step")).to_contain_text("steps/s")
+    expect(page.locator(".figure", has_text="step")).to_contain_text("of 50,000")
+    expect(figure(page, "ETA")).to_be_visible()
+    for kind, value in (
+        ("rates", r"\d"),
+        ("losses", r"\d"),
+        ("rss", r"\d.* MiB"),
+        ("gpu", "82.0 %"),
+    ):
+        plot = page.locator(f"#history [data-kind={kind}] [role=img]")
+        expect(plot).to_have_attribute("aria-label", re.compile(f"; now {value}"))
+        expect(plot.locator(".line")).to_have_attribute("d", re.compile("^M"))
+    page.click("#history button >> text=10 minutes")
+    expect(page.locator("#history [aria-pressed=true]")).to_have_text("10 minutes")
 
 
 def see_end(page: Page, logs: Path) -> None:

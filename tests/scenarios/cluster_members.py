@@ -2,7 +2,8 @@
 
 Each input begins with the time::
 
-    0 list abc me b              a machine that has not started; it draws 1, 2, 3 ...
+    0 list abc me b              a machine that has not started; it draws 1, 2, 3 ...; its etcd may be
+                                 `unsafe`
     0 begins / 9 stops           it holds its ports; it must stop
     1 probed a empty 7           the outcome of a probe; also `c in X with leader`,
                                  `c in X without leader` and `a unreachable`
@@ -37,6 +38,7 @@ from holdfast.core.etcd.cluster import (
     ProbeMachines,
     ProposalAnswered,
     Propose,
+    ReportMajorityLost,
     ReportProgress,
     Serving,
     StartAddedEtcd,
@@ -71,6 +73,7 @@ class ClusterPlayer:
                 patience_s=PATIENCE_S,
                 draw=self._draw,
                 wall_ms=lambda: 1000,
+                keeps_data="unsafe" not in words,
             )
             return []
         member, now = self._member, self._clock.read(time)
@@ -147,6 +150,8 @@ def described(effect: Any) -> str:
             parts = [("empty", empty), ("unreachable", unreachable), ("leaderless", leaderless)]
             text = "; ".join(f"{name} {' '.join(names)}" for name, names in parts if names)
             return f"report: {state.value}{f' ({text})' if text else ''}"
+        case ReportMajorityLost(machines):
+            return f"report: majority lost at {' '.join(machines)}"
     words = "".join(f" {one.lower()}" if one.isupper() else one for one in type(effect).__name__)
     return words.strip()
 

@@ -23,11 +23,11 @@ from holdfast.control.job_client import (
     JobUnreachable,
     RequestRefused,
 )
-from holdfast.control.runtime_dir import runtime_dir
 from holdfast.core.limits import PORT_MAX
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.net.addresses import LOOPBACK, names_loopback
 from holdfast.net.http_server import listen_tcp
+from holdfast.net.runtime_dir import runtime_dir
 from holdfast.views.dashboard.access import DashboardAccess, random_token
 from holdfast.views.dashboard.watched_job import WatchedJob
 

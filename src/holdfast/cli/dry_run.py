@@ -179,7 +179,7 @@ def _check_etcd(params: RendezvousParameters) -> None:
     from holdfast.etcd.runner import find_etcd
 
     require_h11()
-    if own_entries(parse_machines(params.endpoint)):
+    if any(True for _ in own_entries(parse_machines(params.endpoint))):
         find_etcd(FLAG)
 
 

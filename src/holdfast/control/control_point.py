@@ -17,9 +17,9 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.control.runtime_dir import socket_of
 from holdfast.core import supervision
 from holdfast.core.requests import RequestRefusal
+from holdfast.net.runtime_dir import socket_of
 from holdfast.observe import lifecycle
 
 if TYPE_CHECKING:

@@ -33,7 +33,6 @@ from holdfast.control.job_client import (
     tls_of,
     unpacked,
 )
-from holdfast.control.runtime_dir import agent_sockets, pid_of, version_of
 from holdfast.core.rounds import Rounds
 from holdfast.core.shared_state import decode
 from holdfast.defaults import PROTOCOL_VERSION
@@ -45,6 +44,7 @@ from holdfast.etcd.sync_client import EtcdClient, EtcdError
 from holdfast.membership.backend import ports_of
 from holdfast.net.agent_port import ControlCredentials, explicit_token
 from holdfast.net.endpoints import parse_rendezvous_endpoint
+from holdfast.net.runtime_dir import agent_sockets, pid_of, version_of
 from holdfast.net.token import choose_token
 from holdfast.printable import one_line
 from holdfast.rendezvous import rdzv_conf

@@ -59,6 +59,7 @@ from holdfast.core.etcd.cluster import (
     ProposalAnswered,
     Propose,
     ReplaceVoter,
+    ReportMajorityLost,
     ReportProgress,
     RestartEtcd,
     Serving,
@@ -86,7 +87,7 @@ from holdfast.etcd.cluster_list import (
 )
 from holdfast.etcd.job_records import DEFAULT_PREFIX
 from holdfast.etcd.optional_h11 import require_h11
-from holdfast.etcd.own_entry import claim_entry
+from holdfast.etcd.own_entry import claim_entry, shared_machine
 from holdfast.etcd.probe import (
     Probe,
     ProbeReply,
@@ -95,7 +96,7 @@ from holdfast.etcd.probe import (
     cluster_at,
     probe_member,
 )
-from holdfast.etcd.runner import EtcdProcess, environment, find_etcd, log_tail
+from holdfast.etcd.runner import INSTALL_SAFE, EtcdProcess, environment, find_etcd, log_tail
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.loop_thread import LoopThread
 
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
     from holdfast.core.etcd.cluster import MemberEffect, MemberEvent
     from holdfast.etcd.cluster_list import ClusterList
     from holdfast.etcd.own_entry import OwnEntry
+    from holdfast.etcd.runner import EtcdProgram
 
 START_S = 10.0
 FOLDER_PREFIX = "holdfast-ha-"
@@ -126,6 +128,8 @@ STOP_S = 1.0  # Handing over the leadership takes milliseconds if another member
 # Machines of training jobs are busy: a member that hangs for a moment must not cause an election.
 TIMING = ("--heartbeat-interval=100", "--election-timeout=1000")
 KEPT_REVISIONS = 10_000
+CHECK_TIME = "1m"
+"""How often the members of an unsafe etcd compare their data. If they differ, etcd accepts no more changes."""
 NO_ORIGIN = "http://none.invalid:1"
 """The only web origin that etcd allows: no page of a browser has it. By default etcd allows all."""
 BOOTSTRAP_STAGGER_S = 0.2
@@ -158,13 +162,13 @@ class EtcdMember:
         self,
         of: ClusterList,
         entry: OwnEntry,
-        binary: str,
+        program: EtcdProgram,
         *,
         patience_s: float,
         on_over: Callable[[], object] | None = None,
     ) -> None:
         """`on_over` is called in the thread once all other machines have left intentionally."""
-        self._list, self._entry, self._binary = of, entry, binary
+        self._list, self._entry, self._program = of, entry, program
         self._certificates = Certificates(of, serves=True)
         self._patience_s, self._on_over = patience_s, on_over
         self._thread = LoopThread("holdfast-cluster", self._warn_member_failed)
@@ -179,6 +183,10 @@ class EtcdMember:
     def name(self) -> str:
         """The name of this machine in the list."""
         return self._entry.name
+
+    @property
+    def _is_alone(self) -> bool:
+        return len(self._list.names) == 1
 
     def start(self) -> None:
         """Start the thread; this call does not wait for the cluster."""
@@ -216,6 +224,7 @@ class EtcdMember:
             patience_s=self._patience_s,
             draw=lambda: secrets.randbits(63),
             wall_ms=lambda: int(time.time() * 1000),
+            keeps_data=self._program.is_safe,
         )
         self._tls = self._certificates.client_context()
         self._server_tls = self._certificates.server_context()
@@ -241,7 +250,9 @@ class EtcdMember:
                 "ports can read and change the job"
             )
         self._began = True
+        self._report_program()
         self._spawn(self._perform_all())
+        self._spawn(self._check_list())
         self._handle(PortsHeld())
 
     def _make_folder(self) -> None:
@@ -319,6 +330,8 @@ class EtcdMember:
                 await self._release_claim()
             case ReportProgress():
                 self._report_progress(effect)
+            case ReportMajorityLost(machines):
+                console.warning(self._majority_lost(machines))
             case AcceptProposal():
                 pass  # The response to the proposal already contained it.
 
@@ -368,7 +381,7 @@ class EtcdMember:
         entry, scheme = self._entry, self._list.scheme
         peer_url = self._list.peer_urls()[entry.name]
         command = [
-            self._binary,
+            self._program.path,
             f"--name={entry.name}",
             f"--data-dir={self._folder}/data",
             f"--listen-client-urls={scheme}://{format_endpoint(entry.bind_host, entry.port)}",
@@ -389,6 +402,11 @@ class EtcdMember:
             f"--auto-compaction-retention={KEPT_REVISIONS}",
             "--logger=zap",
             "--log-level=warn",
+            *(
+                ()
+                if self._program.is_safe
+                else (f"--experimental-corrupt-check-time={CHECK_TIME}",)
+            ),
             *self._tls_flags(),
         ]
         env = environment()
@@ -470,7 +488,10 @@ class EtcdMember:
             return  # It was stopped.
         self._release_process().stop()
         output = log_tail(Path(self._folder, "log"))
-        console.warning(f"etcd on this machine exited{f': {output}' if output else ''}")
+        text = f"etcd on this machine exited{f': {output}' if output else ''}"
+        if not self._program.is_safe and not self._is_alone:
+            text += "; its data may be damaged, so it starts without data"
+        console.warning(text)
         self._handle(EtcdEnded(output))
 
     def _release_process(self) -> EtcdProcess:
@@ -551,6 +572,29 @@ class EtcdMember:
 
     # Messages.
 
+    def _report_program(self) -> None:
+        text = f"{FLAG}: the member at {self._entry.name} runs {self._program}"
+        if self._program.is_safe:
+            console.notice(text)
+            return
+        if self._is_alone:
+            then = "and the only member has no copy to start from"
+        else:
+            then = "so a killed member starts without data; if a majority is killed at once, the job ends"
+        console.warning(
+            f"{text}. A kill can damage the data of this version, {then}; {INSTALL_SAFE}"
+        )
+
+    async def _check_list(self) -> None:
+        if warning := await shared_machine(self._list, self._entry.name):
+            console.warning(warning)
+
+    def _majority_lost(self, machines: tuple[str, ...]) -> str:
+        return (
+            f"{len(machines)} of {len(self._list.names)} machines of {FLAG} have lost the data of the cluster "
+            f"({', '.join(machines)}), so it cannot recover: the job ends after {self._patience_s:g} s"
+        )
+
     def _report_progress(self, progress: ReportProgress) -> None:
         if self._report_timer is not None:
             self._report_timer.cancel()
@@ -563,7 +607,9 @@ class EtcdMember:
         if progress.state is MemberState.REPLACING:
             console.info(f"this machine, {self._entry.name}, is joining the cluster")
             return
-        if progress.leaderless:
+        if progress.leaderless and len(progress.empty) >= needed:
+            text = self._majority_lost(progress.empty)
+        elif progress.leaderless:
             text = (
                 f"the cluster has no majority at {', '.join(progress.leaderless)}; waiting for its "
                 f"machines to return: {needed} of {count} are needed"

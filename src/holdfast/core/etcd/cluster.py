@@ -10,7 +10,7 @@ the machines must form one cluster, and never two clusters that both make decisi
      ▲  │ └── accepts another machine's proposal ────────────────────────────► BOOTSTRAPPING ──┤
      │  └── a cluster has a leader ──► REPLACING ── voter replaced ──► JOINING ────────────────┤
      │                                                                                         ▼
-     ├── time out: the data are dropped ────────────────────────────────────────────────── SERVING
+     ├── time out, or an unsafe etcd exited: the data are dropped ──────────────────────── SERVING
      └── give up ── BACKING_OFF ◄── etcd exited again ── RESTARTING ◄── etcd exited ───────────┘
 
 **Bootstrap.** A machine without data responds to probes with its *incarnation*: a number that it drew when
@@ -41,6 +41,11 @@ exits again soon, the machine backs off, longer each time. After a long backoff,
 `patience_s`, the machine does so in any case. A member without a leader may find that a majority of the list
 has no data of its cluster, so the cluster can never decide again. After `patience_s` it drops its data, too;
 otherwise rule 4 would block the others forever. By then the nodes of the lost cluster have stopped their workers.
+
+**Unsafe etcd.** Some versions of etcd can damage their data when they are killed (`keeps_data` is false). Such an etcd
+never restarts with its data: when it exits, the machine drops them and joins by rule 2, like a replaced machine. If a
+majority exits at once, the cluster is lost, as above. Only a list of one machine keeps its data, because no other
+member has a copy.
 
 Use: follow the contract of `core.machine`. `ProbeMachines` leads to one `MachineProbed` per machine.
 """
@@ -275,6 +280,12 @@ class ReportProgress(Effect):
     """Machines whose cluster has no leader."""
 
 
+class ReportMajorityLost(Effect):
+    """Inform the user that the cluster cannot recover: these machines are a majority and have no data of it."""
+
+    machines: tuple[str, ...]
+
+
 MemberEffect = (
     StartProbeServer
     | StopProbeServer
@@ -288,6 +299,7 @@ MemberEffect = (
     | DropEtcd
     | StopEtcd
     | ReportProgress
+    | ReportMajorityLost
 )
 
 
@@ -307,7 +319,9 @@ class ClusterMember:
         patience_s: float,
         draw: Callable[[], int],
         wall_ms: Callable[[], int],
+        keeps_data: bool = True,
     ) -> None:
+        """`keeps_data` is false if etcd may damage its data when it is killed."""
         self.state = MemberState.DISCOVERING
         self.incarnation = 0
         self.bootstrap: Bootstrap | None = None
@@ -316,6 +330,7 @@ class ClusterMember:
         self._machine, self._machines = machine, machines
         self._others = tuple(one for one in machines if one != machine)
         self._patience_s, self._draw, self._wall_ms = patience_s, draw, wall_ms
+        self._keeps_data = keeps_data or not self._others
         self._probed: dict[str, _Probed] = {}
         self._probed_at = 0.0
         self._unanswered: set[str] = set()  # Machines that have yet to answer a probe or proposal.
@@ -327,7 +342,7 @@ class ClusterMember:
         self._ready_at = 0.0
         self._failures = 0  # Consecutive exits of etcd.
         self._backoff_s = self._failing_since = 0.0
-        self._reported: ReportProgress | None = None
+        self._reported: ReportProgress | ReportMajorityLost | None = None
         self._began = False
         self.story = Story("cluster", node=machine)
 
@@ -543,27 +558,35 @@ class ClusterMember:
         if self.state not in (MemberState.SERVING, MemberState.RESTARTING):
             return []
         states = {name: one.state for name, one in self._probed.items()}
-        others = [
-            one
-            for one in states.values()
+        others = {
+            name: one
+            for name, one in states.items()
             if isinstance(one, NoData) or (one is not None and one.cluster != self.cluster)
-        ]
-        if any(isinstance(one, Serving) and one.has_leader for one in others):
+        }
+        if any(isinstance(one, Serving) and one.has_leader for one in others.values()):
             return [DropEtcd(), *self._start_over(now)]  # A majority is in another cluster.
         own, count = states.get(self._machine), len(self._machines)
         leads = isinstance(own, Serving) and own.has_leader
         if leads or count - len(others) >= majority(count):
-            self._majority_since = None
-        elif self._majority_since is None:
+            self._majority_since = self._reported = None
+            return []
+        if self._majority_since is None:
             self._majority_since = now
         elif now - self._majority_since >= self._patience_s:
             return [DropEtcd(), *self._start_over(now)]
-        return []
+        report = ReportMajorityLost(tuple(name for name in self._machines if name in others))
+        if self._unanswered or report == self._reported:
+            return []
+        self._reported = report
+        return [report]
 
     def _etcd_ended(self, now: float) -> list[MemberEffect]:
         if self.state is MemberState.SERVING and now - self._ready_at >= STABLE_S:
+            self._failures = 0
+            if not self._keeps_data:
+                return [DropEtcd(), *self._start_over(now)]
             # The restart has no deadline, because the other members may need this one's data.
-            self.state, self._failures = MemberState.RESTARTING, 0
+            self.state = MemberState.RESTARTING
             return [RestartEtcd()]
         if self.state not in _STARTING and self.state is not MemberState.SERVING:
             return []
@@ -574,7 +597,7 @@ class ClusterMember:
         was_member = self.state in (MemberState.SERVING, MemberState.RESTARTING)
         self.state, self.bootstrap, self._deadline = MemberState.BACKING_OFF, None, now + rest_s
         self._probed = {}
-        if was_member:
+        if was_member and self._keeps_data:
             return self._probe(now)
         self.cluster = ""
         return [DropEtcd()]

@@ -18,6 +18,7 @@ from holdfast import console
 from holdfast.control.job_feed import JobFeed
 from holdfast.control.job_logs import follow_logs, parse_ranks
 from holdfast.control.live_job import LiveJob
+from holdfast.control.series import Series, json_loss
 from holdfast.control.stack_groups import grouped
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.printable import visible
@@ -81,6 +82,7 @@ class WatchedJob:
         self._model = _NotedJob()
         self._events: object = self._model.events
         self._publishing: asyncio.TimerHandle | None = None
+        self._series: tuple[Series, dict[str, Any]] = (Series(), _series(Series()))
         self._failures: tuple[float, list[FailureEntry], str] | None = None
         self._reading = asyncio.Lock()
         self._updated = asyncio.Event()
@@ -144,9 +146,17 @@ class WatchedJob:
                 "ranks": _columns(model.ranks, node_of),
                 "generations": [_generation(one) for one in reversed(model.generations)],
                 "spans": _spans(model),
+                "series": self._shown_series(),
             },
             events,
         )
+
+    def _shown_series(self) -> dict[str, Any]:
+        """Return the history of the job, the same until it changes: conversions of times are not exact."""
+        series = self._model.series
+        if series is not self._series[0]:
+            self._series = series, _series(series)
+        return self._series[1]
 
     # Other requests.
 
@@ -248,8 +258,14 @@ def _node(row: NodeRow) -> dict[str, Any]:
 
 
 def _columns(rows: Sequence[RankRow], node_of: dict[str, int]) -> dict[str, list[Any]]:
-    """Return ranks by column, which takes half the space."""
+    """Return ranks by column, which takes half the space; without columns that no rank reports."""
+    more: dict[str, list[Any]] = {}
+    if any(row.total > 0 for row in rows):
+        more["eta"] = [round(row.eta_s) for row in rows]
+    if any(row.loss is not None for row in rows):
+        more["loss"] = [row.loss for row in rows]
     return {
+        **more,
         "rank": [row.rank for row in rows],
         "node": [node_of.get(row.node, -1) for row in rows],
         "local": [row.local_rank for row in rows],
@@ -269,6 +285,21 @@ def _columns(rows: Sequence[RankRow], node_of: dict[str, int]) -> dict[str, list
 def _time_of_day(at: float) -> float:
     """Convert a time of this host's monotonic clock to the time of day."""
     return round(time.time() - time.monotonic() + at, 2)
+
+
+def _series(series: Series) -> dict[str, Any]:
+    """Return values over time, for plots."""
+    return {
+        "edges": [_time_of_day(at) for at in series.edges],
+        "rates": [_rounded(value) for value in series.rates],
+        "losses": [json_loss(_rounded(value)) for value in series.losses],
+        "rss": series.rss,
+        "gpu": [_rounded(value) for value in series.gpu],
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
 
 
 def _generation(row: GenerationRow) -> dict[str, Any]:

@@ -6,7 +6,7 @@ const QUIET_MS = 12000; // After this time without even a ping, the page reconne
 const RETRY_MS = 2000;
 const EVENTS_KEPT = 1000;
 
-export const state = { job: null, nodes: [], ranks: { rank: [] }, generations: [], spans: [], events: [], live: "wait", canAct: false, isLost: true };
+export const state = { job: null, nodes: [], ranks: { rank: [] }, generations: [], spans: [], series: null, events: [], live: "wait", canAct: false, isLost: true };
 const listeners = new Set();
 let wanted = false;
 

@@ -1,6 +1,7 @@
-// The job at a glance: figures, nodes, stragglers and recent events.
+// The job at a glance: figures, history, nodes, stragglers and recent events.
 import { ask } from "./actions.js";
 import { bytes, clock, duration, fill, h, number, percent, pill, setText, table } from "./dom.js";
+import { history } from "./history.js";
 
 const EVENTS_SHOWN = 12;
 const NODES_SHOWN = 200;
@@ -11,7 +12,8 @@ export function overview(element) {
   const nodes = h("div", {});
   const slow = h("div", {});
   const events = h("div", {});
-  element.append(figures,
+  const past = history();
+  element.append(figures, past.element,
     h("section", {}, title, nodes),
     h("div", { class: "two" },
       h("section", {}, h("h2", {}, "Stragglers"), slow),
@@ -26,9 +28,11 @@ export function overview(element) {
       [`${job.restarts} of ${job.max_restarts}`, "restarts charged"],
       [`${job.members} of ${job.min_nodes}:${job.max_nodes}`, `nodes, ${job.present} connected`],
       job.end ? [number(job.ranks), "workers, last known"] : [`${job.running} of ${job.ranks}`, "workers running"],
-      [steps, job.rate === null ? "step" : `step, ${number(job.rate)} steps/s`],
+      [steps, [job.total > 0 ? `step of ${number(job.total)}` : "step", job.rate === null ? "" : `${number(job.rate)} steps/s`].filter(Boolean).join(", ")],
+      ...(job.total > 0 && !job.end ? [[job.eta_s === null ? "–" : duration(job.eta_s), "remaining (ETA)"]] : []),
     ];
     fill(figures, JSON.stringify(shown), () => shown.map(([value, text]) => h("div", { class: "figure" }, h("b", {}, value), h("span", {}, text))));
+    past.render(state);
     // The only node of a job cannot be drained.
     const canDrain = state.canAct && job.max_nodes > 1;
     setText(title, job.end ? "Nodes, as last reported" : "Nodes");
@@ -53,6 +57,7 @@ export function eventLine(event) {
 
 function nodeTable({ nodes, isLost, job }, canDrain) {
   const isOver = Boolean(job.end);
+  const hasGpus = nodes.some((one) => one.gpu !== null);
   const rows = nodes.slice(0, NODES_SHOWN).map((one) => [
     h("span", { class: "mono" }, one.node), one.host,
     [isOver ? "–" : pill(one.state), !isOver && one.mark ? h("span", { class: `mark ${one.mark}` }, one.mark) : ""],
@@ -60,11 +65,11 @@ function nodeTable({ nodes, isLost, job }, canDrain) {
     `${one.running}/${one.size}`,
     one.step_max < 0 ? "–" : one.step_min === one.step_max ? number(one.step_max) : `${number(one.step_min)} – ${number(one.step_max)}`,
     one.rate === null ? "–" : number(one.rate), one.heartbeat_age_s < 0 ? "–" : `${one.heartbeat_age_s.toFixed(1)} s`,
-    one.cpu === null ? "–" : percent(one.cpu), bytes(one.rss_bytes),
+    one.cpu === null ? "–" : percent(one.cpu), bytes(one.rss_bytes), ...(hasGpus ? [percent(one.gpu)] : []),
     !canDrain ? "" : h("button", { type: "button", disabled: isLost, "data-focus": `drain ${one.node}`, onclick: () => ask(one.drained ? "undrain" : "drain", one.node) }, one.drained ? "Undrain…" : "Drain…"),
   ]);
   const more = nodes.length - rows.length;
-  return [table(["node", "host", "state", "ranks", "#workers", "#step", "#steps/s", "#heartbeat", "#CPU", "#memory", "#"], rows),
+  return [table(["node", "host", "state", "ranks", "#workers", "#step", "#steps/s", "#heartbeat", "#CPU", "#memory", ...(hasGpus ? ["#GPU"] : []), "#"], rows),
     more > 0 ? h("p", { class: "about" }, `${more} more nodes are not listed; see `, h("a", { href: "#ranks" }, "all ranks"), ".") : ""];
 }
 

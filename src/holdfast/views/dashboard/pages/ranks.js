@@ -1,5 +1,6 @@
 // All ranks, node by node, on a canvas, which draws a thousand within milliseconds.
 import { bytes, duration, fill, h, number } from "./dom.js";
+import { lossText } from "./history.js";
 import { slowKey, stragglers } from "./overview.js";
 
 const METRICS = {
@@ -161,7 +162,7 @@ export function ranks(element) {
     if (at < 0) return null;
     return {
       rank: all.rank[at], node: nodes[all.node[at]]?.node ?? "", local: all.local[at], state: all.state[at], mark: all.mark[at], pid: all.pid[at], step: all.step[at],
-      rate: all.rate[at], lag: all.lag[at], age: all.age[at], cpu: all.cpu[at], rss: all.rss[at], section: all.section[at],
+      rate: all.rate[at], lag: all.lag[at], age: all.age[at], cpu: all.cpu[at], rss: all.rss[at], section: all.section[at], loss: all.loss?.[at] ?? null, eta: all.eta?.[at] ?? -1,
     };
   }
 
@@ -170,7 +171,8 @@ export function ranks(element) {
     if (!one) return h("p", { class: "about" }, "Choose a rank with the mouse or the arrow keys.");
     const rows = [["node", one.node], ["local rank", String(one.local)], ["process", one.pid ? String(one.pid) : "–"], ["state", one.mark ? `${one.state}, ${one.mark}` : one.state],
       ["step", number(one.step)], ["steps per second", one.rate === null ? "–" : number(one.rate)], ["behind", `${number(one.lag)} ${one.lag === 1 ? "step" : "steps"}`], ["last heartbeat", one.age < 0 ? "–" : `${duration(one.age)} ago`],
-      ["CPU", one.cpu === null ? "–" : `${Math.round(100 * one.cpu)} %`], ["memory", bytes(one.rss)], ["section", one.section || "–"]];
+      ["CPU", one.cpu === null ? "–" : `${Math.round(100 * one.cpu)} %`], ["memory", bytes(one.rss)], ["section", one.section || "–"],
+      ...(one.loss === null ? [] : [["loss", lossText(one.loss)]]), ...(one.eta < 0 ? [] : [["remaining (ETA)", duration(one.eta)]])];
     return [h("h3", {}, `Rank ${one.rank} `, h("a", { href: `#logs?ranks=${one.rank}` }, "logs")),
       h("dl", { class: "facts columns" }, ...rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))))];
   }

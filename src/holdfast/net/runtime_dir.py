@@ -1,4 +1,4 @@
-"""The folder with the sockets of a user's agents on this machine.
+"""The folder with the sockets and locks of a user's agents on this machine.
 
 It is `holdfast-UID` in `/tmp`, or in the folder that `HOLDFAST_RUNTIME_DIR` names. `XDG_RUNTIME_DIR` is not used: for
 agents from cron, systemd or a container it differs from that of their user's shell, or is not set. Only the user can
