@@ -104,9 +104,13 @@ def torch_count(kind: str) -> int:
     if _is_torch_here():
         return int(eval(question, {"torch": sys.modules["torch"]}))  # noqa: S307 (our own text)
     interpreter = os.environ.get("PYTHON_EXEC") or sys.executable
+    # Not from the working directory: other users may be able to write to it.
+    program = (
+        f"import sys; sys.path = [one for one in sys.path if one]; import torch; print({question})"
+    )
     try:
         done = subprocess.run(
-            [interpreter, "-c", f"import torch; print({question})"],
+            [interpreter, "-c", program],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -117,6 +117,21 @@ def test_workers_interpreter_counts_devices(
     assert devices.torch_count("gpu") == expected
 
 
+def test_no_module_of_the_working_directory_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user may be able to write to it, as to /tmp."""
+    installed, here = tmp_path / "installed", tmp_path / "here"
+    cuda = "class cuda:\n    is_available = staticmethod(lambda: True)\n    device_count = staticmethod(lambda: {})\n"
+    for folder, count in ((installed, 2), (here, 7)):
+        folder.mkdir()
+        (folder / "torch.py").write_text(cuda.format(count))
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    monkeypatch.setenv("PYTHON_EXEC", sys.executable)
+    assert devices.torch_count("gpu") == 2
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", ["gpu", "xpu", "auto", "npu"])
 def test_torch_evaluates_every_device_expression(

@@ -360,14 +360,15 @@ def fail_with(error: BaseException) -> None:
 def interpreter_command(entry: str) -> list[str]:
     """Return the command of a new interpreter that runs one function of this module.
 
-    The directory of this package goes to the end of `sys.path`: the agent may have found it
-    through a path entry of its own.
+    The directory of this package goes to the end of `sys.path`: the agent may have found it through a path entry of
+    its own. The working directory is left out, because other users may be able to write to it; `prepare` adds it
+    again if this program has it.
     """
     from multiprocessing import spawn
 
     home = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
     program = (
-        f"import sys; sys.path.append({home!r}); "
+        f"import sys; sys.path = [one for one in sys.path if one] + [{home!r}]; "
         f"from holdfast.processes.workers.function_child import {entry}; {entry}()"
     )
     executable = os.fsdecode(spawn.get_executable() or sys.executable)
