@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.rendezvous.node_names import host_label
 from real_jobs import PATIENCE_S, WorkerMessages
 from real_teams import OBEY, STARTED, TEAM_HEAD, Cluster
 
@@ -70,6 +71,9 @@ def test_nodes_form_a_round_over_ipv6(tmp_path: Path) -> None:
         cluster.agents["b"].kill()
         cluster.start("c")
         assert cluster.finish(cluster.generation(2)) == {"a": 0, "b": KILLED, "c": 0}
+        host = host_label()
+        # The new agent has the id of the killed one.
+        assert cluster.agents["a"].output().count(f"ranks 0 on {host}, 1 on {host}-2\n") == 2
 
 
 def test_nodes_form_a_round_at_a_host_name(tmp_path: Path) -> None:

@@ -26,6 +26,26 @@ def test_workers_on_several_machines_connect(tmp_path: Path, network: MachineNet
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
+def test_machines_with_the_same_host_name_have_different_ids(
+    tmp_path: Path, network: MachineNetwork
+) -> None:
+    names = {node: f"node{node}" for node in (1, 2)}
+    try:
+        for node in names:
+            subprocess.run([*network.inside(node), "hostname", "clone.example"], check=True)
+        with NetworkCluster(tmp_path, network, "3") as cluster:
+            cluster.start_nodes("abc")
+            finish(wait_for_group(cluster, *"abc"))
+            assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
+            output = cluster.agents["a"].output()
+            assert {*re.findall(r"\d on ([^, \n]+)", output)} == {"node0", "clone", "clone-2"}
+            outputs = "".join(cluster.agents[name].output() for name in "bc")
+            assert outputs.count("this node joins as clone-2\n") == 1
+    finally:
+        for node, name in names.items():
+            subprocess.run([*network.inside(node), "hostname", name], check=True)
+
+
 def test_nodes_with_a_shared_home_share_a_token_and_others_are_refused(
     tmp_path: Path, network: MachineNetwork
 ) -> None:

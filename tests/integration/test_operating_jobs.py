@@ -51,7 +51,7 @@ def status_of(run_id: str, *flags: str, env: dict[str, str] | None = None) -> di
 
 def test_job_can_be_restarted_drained_and_stopped(tmp_path: Path, team: MakeTeam) -> None:
     run_id = f"steered-{team.backend}"
-    about = ("--rdzv-id", run_id)
+    about = ("--rdzv-id", run_id[:-1])  # Names are accepted shortened.
     with team(tmp_path, OBEY, "--max-restarts", "1", nnodes="2:3", run_id=run_id) as cluster:
         for name in "abc":
             cluster.start(name, conf=f"node_id={name}")
@@ -60,7 +60,8 @@ def test_job_can_be_restarted_drained_and_stopped(tmp_path: Path, team: MakeTeam
         printed("restart", *about, "--reason", "new data")
         again = cluster.generation(3)
         assert {start.restarts for start in again.values()} == {0}
-        printed("drain", "b", *about)
+        number = str(next(one["rank"] for one in status_of(run_id)["nodes"] if one["node"] == "b"))
+        assert printed("drain", number, *about)[0] == f"job {run_id!r}: drain b accepted\n"
         assert set(cluster.generation(2)) == {"a", "c"}
         job = status_of(run_id)
         assert {one["node"] for one in job["nodes"] if one["drained"]} == {"b"}

@@ -181,7 +181,9 @@ not count against --max-restarts.
             examples="""\
 examples:
   holdfast drain node7 --reason 'disk is failing'
-      NODE is a node that holdfast status lists, or a host (all of its nodes)
+  holdfast drain 2
+      NODE is a node that holdfast status lists, by its name, the start of its
+      name or its number; or a host (all of its nodes)
 """,
         ),
         Command(
@@ -230,7 +232,7 @@ examples:
         ),
         Command(
             "completion",
-            "print the shell completion of commands and flags",
+            "print shell completion of commands, flags, jobs and nodes",
             "holdfast.cli.completion_command",
         ),
     ),

@@ -1,6 +1,7 @@
-"""The command `completion`: shell code that completes the commands and flags of `holdfast`.
+"""The command `completion`: shell code that completes the commands and flags of `holdfast`, jobs and nodes.
 
-The table of commands and their parsers supply the words.
+The table of commands and their parsers supply the words. For jobs and nodes the code runs this command again, with
+`--names` (`cli.running_names`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.cli.commands import TABLE
 from holdfast.cli.parser import CommandParser
+from holdfast.cli.running_names import NAMED, offered_names
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 SHELLS = ("bash", "zsh", "fish")
 DESCRIPTION = """\
-Print shell code that completes the commands and flags of holdfast.
+Print shell code that completes the commands and flags of holdfast, and the
+names of running jobs and their nodes.
 """
 EXAMPLES = """\
 examples:
@@ -32,7 +35,7 @@ examples:
 
 BASH = """\
 _holdfast() {{
-    local word=${{COMP_WORDS[COMP_CWORD]}} flags=
+    local word=${{COMP_WORDS[COMP_CWORD]}} flags= named= names=
     if [ "$COMP_CWORD" -eq 1 ]; then
         COMPREPLY=($(compgen -W "{commands}" -- "$word"))
         return
@@ -42,6 +45,14 @@ _holdfast() {{
     esac
     if [[ $word == -* ]]; then
         COMPREPLY=($(compgen -W "$flags" -- "$word"))
+        return
+    fi
+    if [ -n "$named" ]; then
+        names=$(printf '%s\\n' "${{COMP_WORDS[@]:1:COMP_CWORD-1}}")
+        names=$(holdfast completion bash --names "$names" "$word" 2>/dev/null)
+    fi
+    if [ -n "$names" ]; then
+        COMPREPLY=($names)
     else
         COMPREPLY=($(compgen -f -- "$word"))
     fi
@@ -51,7 +62,8 @@ complete -o filenames -F _holdfast holdfast
 ZSH = """\
 #compdef holdfast
 _holdfast() {{
-    local -a flags
+    local -a flags names
+    local named=
     if (( CURRENT == 2 )); then
         compadd -- {commands}
         return
@@ -61,12 +73,24 @@ _holdfast() {{
     esac
     if [[ ${{words[CURRENT]}} == -* ]]; then
         compadd -- $flags
+        return
+    fi
+    if [[ -n $named ]]; then
+        names=${{(F)words[2,CURRENT-1]}}
+        names=(${{(f)"$(holdfast completion zsh --names "$names" "$words[CURRENT]" 2>/dev/null)"}})
+    fi
+    if (( $#names )); then
+        compadd -- $names
     else
         _files
     fi
 }}
 if [ "$funcstack[1]" = _holdfast ]; then _holdfast "$@"; else compdef _holdfast holdfast; fi
 """
+FISH_NAMES = (
+    "complete -c holdfast -f -n '__fish_seen_subcommand_from {commands}' -a '(holdfast completion fish "
+    "--names (string join \\n -- (commandline -opc)[2..-1] | string collect) (commandline -ct))'"
+)
 
 
 def build_parser(name: str) -> CommandParser:
@@ -77,13 +101,20 @@ def build_parser(name: str) -> CommandParser:
         description=DESCRIPTION,
         epilog=EXAMPLES,
     )
+    # The words after `holdfast`, one a line, and the one at the cursor.
+    parser.add_argument("--names", nargs=2, default=None, help=SUPPRESS)
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     return parser
 
 
 def execute(args: Namespace) -> None:
     """Print the completion code for a shell."""
-    sys.stdout.write(script_for(args.shell))
+    if args.names is None:
+        text = script_for(args.shell)
+    else:
+        words, begun = args.names
+        text = "".join(f"{name}\n" for name in offered_names(words.split("\n"), begun))
+    sys.stdout.write(text)
     sys.stdout.flush()
 
 
@@ -100,13 +131,17 @@ def script_for(shell: str) -> str:
                 for flag in names
                 if flag.startswith("--")
             ),
+            FISH_NAMES.format(commands=" ".join(NAMED)),
         ]
         return "\n".join(lines) + "\n"
-    if shell == "zsh":
-        cases = [f"        {name}) flags=({' '.join(names)}) ;;" for name, names in flags.items()]
-        return ZSH.format(commands=commands, cases="\n".join(cases))
-    cases = [f"        {name}) flags='{' '.join(names)}' ;;" for name, names in flags.items()]
-    return BASH.format(commands=commands, cases="\n".join(cases))
+    cases = "\n".join(_case(shell, name, names) for name, names in flags.items())
+    return (ZSH if shell == "zsh" else BASH).format(commands=commands, cases=cases)
+
+
+def _case(shell: str, name: str, flags: list[str]) -> str:
+    words = " ".join(flags)
+    listed = f"({words})" if shell == "zsh" else f"'{words}'"
+    return f"        {name}) flags={listed}{' named=1' if name in NAMED else ''} ;;"
 
 
 def flags_of_commands() -> dict[str, list[str]]:
@@ -115,10 +150,15 @@ def flags_of_commands() -> dict[str, list[str]]:
 
 
 def _flags_of(command: Command) -> list[str]:
-    parser: ArgumentParser = import_module(command.module).build_parser(command.name)
     return [
         flag
-        for action in parser._actions
+        for action in parser_of(command)._actions
         for flag in action.option_strings
         if "_" not in flag and action.help != SUPPRESS
     ]
+
+
+def parser_of(command: Command) -> ArgumentParser:
+    """Return the parser of a command."""
+    parser: ArgumentParser = import_module(command.module).build_parser(command.name)
+    return parser

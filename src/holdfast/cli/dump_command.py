@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from holdfast.cli.operate import add_job_flags, choice_of, connect, print_text
 from holdfast.cli.parser import CommandParser
 from holdfast.control.job_client import JobNotFound
+from holdfast.control.name_matching import match_name
 from holdfast.control.stack_groups import grouped
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.printable import visible
@@ -122,7 +123,8 @@ def _chosen(args: argparse.Namespace) -> list[LocalWorker]:
             raise HoldfastError(f"no process {gone[0]} on this machine", exit_code=NOTHING_FOUND)
     if args.rdzv_id:
         others = sorted({worker.run_id for worker in found})
-        found = [worker for worker in found if worker.run_id == args.rdzv_id]
+        run_id = match_name(args.rdzv_id, others, "jobs")
+        found = [worker for worker in found if run_id and worker.run_id == run_id]
         if not found and others:
             raise HoldfastError(
                 f"--run-id: no worker of {args.rdzv_id!r} on this machine",

@@ -25,8 +25,9 @@ from holdfast.control.discovery import (
     location_of,
     stored_jobs,
 )
-from holdfast.control.job_client import JobUnreachable
+from holdfast.control.job_client import ControlProblem, JobUnreachable
 from holdfast.control.job_logs import follow_logs, parse_ranks
+from holdfast.control.name_matching import match_node
 from holdfast.core.limits import GRACE_S_MAX, REQUEST_WHY_CHARS_MAX
 from holdfast.core.requests import Action
 from holdfast.errors import EnvironmentProblem, UsageError
@@ -67,7 +68,11 @@ FLAGS: dict[str, tuple[list[str], dict[str, Any]]] = {
     ),
     "node": (
         ["--node"],
-        {"default": "", "metavar": "NODE", "help": "only this node or host"},
+        {
+            "default": "",
+            "metavar": "NODE",
+            "help": "only this node (its name, the start of it, or its number) or host",
+        },
     ),
     "tail": (
         ["--tail"],
@@ -116,7 +121,9 @@ def build_parser(name: str) -> CommandParser:
         epilog=row.examples,
     )
     if "NODE" in row.operands:
-        parser.add_argument("node", metavar="NODE", help="a node or a host of the job")
+        parser.add_argument(
+            "node", metavar="NODE", help="a node of the job, by its name or number, or a host"
+        )
     for flag in row.flags:
         names, settings = FLAGS[flag]
         parser.add_argument(*names, **settings)
@@ -129,7 +136,11 @@ def add_job_flags(parser: argparse.ArgumentParser, *, operand: bool) -> None:
     """Add the flags that choose a job, and the operand JOB if `operand` is set."""
     if operand:
         parser.add_argument(
-            "job", nargs="?", default="", metavar="JOB", help="run id of the job, same as --rdzv-id"
+            "job",
+            nargs="?",
+            default="",
+            metavar="JOB",
+            help="run id of the job, or the start of it, same as --rdzv-id",
         )
     parser.add_argument(
         "--rdzv-id",
@@ -139,7 +150,7 @@ def add_job_flags(parser: argparse.ArgumentParser, *, operand: bool) -> None:
         dest="rdzv_id",
         default="",
         metavar="ID",
-        help="run id of the job, if there are several",
+        help="run id of the job, or the start of it, if there are several",
     )
     parser.add_argument(
         "--rdzv-backend",
@@ -327,7 +338,8 @@ async def print_logs(args: argparse.Namespace) -> None:
     )
     async with await connect(args) as client:
         on_problem = lambda line: _print_problems("logs", [line])  # noqa: E731
-        await follow_logs(client, wanted, args.node, printer.show, on_problem)
+        node = await _node_named(client, args.node) if args.node else ""
+        await follow_logs(client, wanted, node, printer.show, on_problem)
 
 
 @command
@@ -346,10 +358,20 @@ async def request(args: argparse.Namespace) -> None:
         )
     async with await connect(args) as client:
         node = getattr(args, "node", "")
+        if node:
+            node = await _node_named(client, node)
         action = Action(args.command)
         unchanged = await client.request(action, node=node, why=args.reason, grace_s=grace_s)
         what = unchanged or f"{args.command} {node}".strip() + " accepted"
         print_text(f"job {client.run_id!r}: {what}\n")
+
+
+async def _node_named(client: JobClient, text: str) -> str:
+    """Return the id or host that the user means; without the state of the job, what the user wrote."""
+    try:
+        return match_node(text, await client.status())
+    except ControlProblem:
+        return text
 
 
 def _print_problems(command: str, lines: Iterable[str]) -> None:

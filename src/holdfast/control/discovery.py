@@ -33,6 +33,7 @@ from holdfast.control.job_client import (
     tls_of,
     unpacked,
 )
+from holdfast.control.name_matching import NAMES_SHOWN, listed, match_name
 from holdfast.core.rounds import Rounds
 from holdfast.core.shared_state import decode
 from holdfast.defaults import PROTOCOL_VERSION
@@ -73,7 +74,6 @@ ACCEPTED = [name for one in Backend if one is not Backend.HA for name in one.nam
 """The backends that the commands for running jobs accept; `--ha` is a flag of its own."""
 LATE_S = 2.0
 """If an agent takes longer to respond, the command names it."""
-NAMES_SHOWN = 10
 GIVE_UP_S = 10.0
 """If no agent has responded after this time, give up. A firewall may drop all packets."""
 STAGGER_S = 0.5
@@ -113,13 +113,13 @@ async def find_job(
     """
     if choice.names_endpoint:
         location = location_of(choice)
-        if isinstance(location, AgentDirectory) and not location.run_id:
-            run_ids = await _run_ids_of(location, on_problem)
-            location.run_id = single_job(run_ids, f"at {location.where}")
+        if isinstance(location, AgentDirectory):
+            await _choose_listed(location, on_problem)
         return location, []
     found = await local_jobs(on_problem)
     if choice.run_id:
-        found = [one for one in found if one.here.run_id == choice.run_id]
+        run_id = match_name(choice.run_id, (one.here.run_id for one in found), "jobs")
+        found = [one for one in found if one.here.run_id == run_id]
         if not found:
             raise JobNotFound(
                 f"no agent of job {choice.run_id!r} runs on this machine", hint=ELSEWHERE
@@ -130,14 +130,24 @@ async def find_job(
     return found[0], found
 
 
+async def _choose_listed(location: AgentDirectory, on_problem: Callable[[str], None]) -> None:
+    """Set the run id to that of the only job, or of the job with this prefix."""
+    if location.run_id and (location.has_one_job or await read(location.has_job)):
+        return
+    run_ids = await _run_ids_of(location, on_problem)
+    if location.run_id:
+        location.run_id = match_name(location.run_id, run_ids, "jobs") or location.run_id
+    else:
+        location.run_id = single_job(run_ids, f"at {location.where}")
+
+
 def single_job(names: list[str], where: str) -> str:
     """Return the only job; raise if there is none, or more than one."""
     if not names:
         raise JobNotFound(f"no job {where}")
     if len(names) > 1:
-        listed = ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
         raise UsageError(
-            f"there are several jobs {where}: {listed}", hint="choose one: JOB or --rdzv-id"
+            f"there are several jobs {where}: {listed(names)}", hint="choose one: JOB or --rdzv-id"
         )
     return names[0]
 
@@ -262,6 +272,8 @@ class AgentDirectory:
 
     where: str
     """As the user writes it, with the flag."""
+    has_one_job = False
+    """Whether it can have no job with another run id."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -279,6 +291,10 @@ class AgentDirectory:
     def summary(self, run_id: str) -> JobSummary | None:
         """Return the stored state of a job."""
         raise NotImplementedError
+
+    def has_job(self) -> bool:
+        """Return whether there is a job with exactly this run id."""
+        return self.summary(self.run_id) is not None or self.run_id in self.run_ids(running=True)
 
     def close(self) -> None:
         """Release files and connections."""
@@ -324,6 +340,8 @@ class EtcdDirectory(AgentDirectory):
 
 class HaDirectory(EtcdDirectory):
     """The only job in the etcd of `--ha`."""
+
+    has_one_job = True
 
     unreadable_hint = "--ha, --rdzv-id and the token must match the job's"
 
@@ -465,6 +483,8 @@ Location = Endpoint | LocalJob | AgentDirectory
 async def connect(choice: JobChoice, on_problem: Callable[[str], None] = _ignore) -> JobClient:
     """Return a client of the chosen job. Raise if no job, or more than one, matches."""
     location, local_agents = await find_job(choice, on_problem)
+    if isinstance(location, Endpoint) and location.run_id:
+        location = await _with_full_run_id(location)
     client = await open_job(location, local_agents)
     if not client.run_id:
         try:
@@ -475,6 +495,27 @@ async def connect(choice: JobChoice, on_problem: Callable[[str], None] = _ignore
             client.close()
             raise
     return client
+
+
+async def _with_full_run_id(location: Endpoint) -> Endpoint:
+    """Return the endpoint with the only run id that begins with its own, if it has no such job."""
+    async with await open_job(location) as client:
+        if await _run_ids_at(client):
+            return location
+    try:
+        async with await open_job(msgspec.structs.replace(location, run_id="")) as client:
+            run_ids = await _run_ids_at(client)
+    except ControlProblem:
+        return location  # The token is valid for one job.
+    run_id = match_name(location.run_id, run_ids, "jobs")
+    return msgspec.structs.replace(location, run_id=run_id or location.run_id)
+
+
+async def _run_ids_at(client: JobClient) -> list[str]:
+    try:
+        return [one.run_id for one in await client.jobs()]
+    except JobNotFound:
+        return []
 
 
 async def open_job(location: Location, local_agents: Iterable[LocalJob] = ()) -> JobClient:

@@ -174,7 +174,7 @@ def status_text(job: JobSummary, unreached: Sequence[str] = ()) -> str:
     lines += _progress_lines(job)
     if job.why:
         lines.append(f"last change: {job.why}")
-    rows = [["NODE", "HOST", "STATE", "RANKS", "WORKERS", "STEP", "HEARTBEAT", "RSS"]]
+    rows = [["#", "NODE", "HOST", "STATE", "RANKS", "WORKERS", "STEP", "HEARTBEAT", "RSS"]]
     rows += [_node_row(node, job.phase) for node in sorted(job.nodes, key=_node_order)]
     lines += ["", table(rows).rstrip("\n")]
     if unreached:
@@ -217,6 +217,7 @@ def _node_row(node: NodeSummary, job_phase: str) -> list[str]:
     ages = [one.heartbeat_age_s for one in workers if one.heartbeat_age_s >= 0]
     rss = sum(one.rss_bytes for one in workers)
     return [
+        str(node.rank) if node.rank >= 0 else "-",
         node.node,
         node.host,
         state_of(node, job_phase),

@@ -209,11 +209,12 @@ def _timeline(report: Report) -> str:
     if not report.spans or whole <= 0:
         return ""
     lanes = _lanes(report)
-    height = LANE_HEIGHT * (len(lanes) + 1) + 22
+    # A restarted agent has the lane of its predecessor, which had the same node id.
+    places = {name: at for at, name in enumerate(dict.fromkeys(one.name for one in lanes), 1)}
+    height = LANE_HEIGHT * (len(places) + 1) + 22
     rows = [_lane(0)]
     rows += [_span(one, whole) for one in report.spans[:SPANS_SHOWN]]
     rows += [_number(one, whole) for one in report.generations if _has_room(one, whole)]
-    places = {node.name: at + 1 for at, node in enumerate(lanes)}
     rows += [_lane(at) for at in places.values()]
     for part in report.node_spans:
         if part.node in places:
@@ -233,8 +234,8 @@ def _timeline(report: Report) -> str:
         for at, text in plots.time_ticks(whole)
     )
     names = "".join(
-        f'<div title="{shown(node.name)} on {shown(node.host)}">{shown(node.name)}</div>'
-        for node in lanes
+        f'<div title="{shown(name)} on {shown(host)}">{shown(name)}</div>'
+        for name, host in {node.name: node.host for node in lanes}.items()
     )
     used = {one.stage for one in report.spans}
     legend = "".join(
@@ -300,7 +301,8 @@ def _number(one: GenerationEntry, whole: float) -> str:
 
 
 def _failure_mark(node: NodeEntry, at: int, report: Report) -> str:
-    ends = [part.to_s for part in report.node_spans if part.node == node.name]
+    own = (one for one in report.node_spans if one.node == node.name)
+    ends = [part.to_s for part in own if part.from_s <= node.ended_s]
     end = max(ends, default=node.ended_s)
     x, y = percent(end, report.duration_s), LANE_HEIGHT * at
     left = -14 if end > 0.98 * report.duration_s else -5  # It must stay inside.
