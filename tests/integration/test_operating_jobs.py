@@ -85,7 +85,7 @@ def test_job_with_one_node_can_be_watched_and_steered(tmp_path: Path) -> None:
         send(RANK)
         forever()
     """
-    flags = ("--nproc-per-node", "2", "--redirects", "3", "--log-dir", str(tmp_path / "logs"))
+    flags = ("--nproc-per-node", "2", "--log-dir", str(tmp_path / "logs"))
     with Job(tmp_path, script, *flags, "--max-restarts", "0") as job:
         job.messages.take(2)
         run_id = await_agents(job.agent.pid)

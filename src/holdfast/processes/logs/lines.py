@@ -52,7 +52,9 @@ class Sink:
     that passes a descriptor must keep it open as long as the sink is used.
     """
 
-    __slots__ = ("_fd", "_lock", "_owned", "_put", "_stream", "_warned", "bytes_written", "quiet")
+    __slots__ = (
+        "_fd", "_lock", "_owned", "_put", "_stream", "_warned", "bytes_written", "is_broken", "quiet",
+    )  # fmt: skip
 
     def __init__(self, destination: int | TextStream | None) -> None:
         self._fd = -1
@@ -61,6 +63,8 @@ class Sink:
         self._warned = False
         self._put: Callable[[bytes | bytearray, bytes, int], None]
         self.quiet = False
+        # Whether the destination is a pipe whose reader has closed it.
+        self.is_broken = False
         self.bytes_written = 0
         if isinstance(destination, int):
             self._fd = destination
@@ -188,6 +192,7 @@ class Sink:
     def _failed(self, problem: OSError) -> None:
         if problem.errno in _GONE:
             self.quiet = True
+            self.is_broken = problem.errno == errno.EPIPE
         elif not self._warned:
             # A full disk may have room again later: these lines are lost, but the sink continues.
             self._warned = True
