@@ -255,6 +255,10 @@ def test_failure_of_another_node_is_first(node: Node) -> None:
     merged = node.job.failures({0: mine})
     assert ChildFailedError("", merged).get_first_failure()[0] == 3
     assert (mine.consequence, mine.order) == (True, 1)
+    mine.stopped = True
+    assert merged.keys() == {0, 3}
+    node.job.group.spec.entrypoint = print  # Functions that were only stopped are not listed.
+    assert node.job.failures({0: mine}).keys() == {3}
 
 
 def test_reason_of_unhealthy_workers_is_reported_to_other_nodes(node: Node) -> None:
