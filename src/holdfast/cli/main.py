@@ -129,12 +129,18 @@ def postpone(*names: str) -> None:
 
 
 def _add_to_package(module: PostponedModule) -> None:
-    """If the module's package is postponed too, set its `__path__`, so that imports do not execute it."""
+    """Set the module as an attribute of its package, which the import of a known module does not do.
+
+    If the package is postponed too, set its `__path__`, so that imports do not execute it.
+    """
     name, _, last = module.__name__.rpartition(".")
     package = sys.modules.get(name)
+    if name == "importlib":  # Every job imports it. Plug-ins use `importlib.metadata`.
+        package = __import__(name)
     if type(package) is PostponedModule:
         root, *folders = name.split(".")
         package.__path__ = ["/".join((sys.modules[root].__path__[0], *folders))]
+    if package is not None:
         setattr(package, last, module)
 
 
