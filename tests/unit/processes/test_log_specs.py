@@ -152,11 +152,14 @@ def test_directories_of_killed_agents_are_removed(
     new = tmp_path / "holdfast_0"
     new.mkdir()
     (new / CLAIM_FILE).touch()  # Its agent is about to lock it.
+    strange = tmp_path / "holdfast_1"
+    strange.mkdir()
+    os.mkfifo(strange / CLAIM_FILE)
     roots = [Path(one.root_log_dir) for one in (failed, running)]
 
     remove_abandoned_directories()
 
-    assert {*tmp_path.iterdir()} == {*roots, new}
+    assert {*tmp_path.iterdir()} == {*roots, new, strange}
     running.discard_if_temporary()
     Keeper.keep_if_killed(abandoned.root_log_dir)
 

@@ -502,16 +502,17 @@ def remove_abandoned_directories() -> None:
             folders = [one.path for one in entries if one.name.startswith(f"{TEMPORARY_NAME}_")]
     except OSError:
         return
+    flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     for folder in folders:
+        if _owner_of(folder) != os.geteuid():
+            continue
         try:
-            fd = os.open(
-                os.path.join(folder, CLAIM_FILE), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-            )
+            fd = os.open(os.path.join(folder, CLAIM_FILE), flags)
         except OSError:
-            continue  # It is kept, or belongs to another user.
+            continue  # It is kept.
         try:
             is_old = time.time() - os.fstat(fd).st_mtime >= CLAIM_S_MIN
-            if is_old and _owner_of(folder) == os.geteuid() and _is_locked_now(fd):
+            if is_old and _is_locked_now(fd):
                 _remove_tree(folder)
         finally:
             os.close(fd)
