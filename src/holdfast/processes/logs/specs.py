@@ -637,7 +637,7 @@ class WorkerStdio:
         self._hidden: set[tuple[int, int]] = set()
         self._files: list[tuple[int, int, str]] = []
         self._captured: dict[tuple[int, int], PipeStream] = {}
-        self._sinks: dict[int, Sink] = {}
+        self._sinks: dict[tuple[int, bool], Sink] = {}
         self._filtered: dict[int, Sink] = {}
         self._filtered_files: dict[int, TextIO] = {}
 
@@ -672,7 +672,10 @@ class WorkerStdio:
     def begin_following(self) -> None:
         self.begin_with_files()
         for (rank, which), fd in self._pipes.items():
-            sink = None if (rank, which) in self._hidden else self._console_sink(which)
+            # Without a tail, other processes could interrupt a worker's stdout as well.
+            sink = None
+            if (rank, which) not in self._hidden:
+                sink = self._console_sink(which, favors_speed=which == STDOUT)
             # Several workers on one pipe must not break each other's lines.
             raw = len(self._prefixes) == 1 or os.isatty(which)
             self._captured[rank, which] = self._follow().follow_fd(
@@ -861,10 +864,13 @@ class WorkerStdio:
             self._follower.start()
         return self._follower
 
-    def _console_sink(self, which: int) -> Sink:
-        if which not in self._sinks:
-            self._sinks[which] = lines.Sink.of_stream(sys.stdout if which == STDOUT else sys.stderr)
-        return self._sinks[which]
+    def _console_sink(self, which: int, *, favors_speed: bool = False) -> Sink:
+        if (which, favors_speed) not in self._sinks:
+            stream = sys.stdout if which == STDOUT else sys.stderr
+            self._sinks[which, favors_speed] = lines.Sink.of_stream(
+                stream, favors_speed=favors_speed
+            )
+        return self._sinks[which, favors_speed]
 
     def _filtered_sink(self, which: int) -> Sink:
         """Return where the filtered lines of a stream go; all ranks share it."""
