@@ -129,19 +129,24 @@ def postpone(*names: str) -> None:
 
 
 def _add_to_package(module: PostponedModule) -> None:
-    """Set the module as an attribute of its package, which the import of a known module does not do.
-
-    If the package is postponed too, set its `__path__`, so that imports do not execute it.
-    """
+    """If the module's package is postponed too, set its `__path__`, so that imports do not execute it."""
     name, _, last = module.__name__.rpartition(".")
     package = sys.modules.get(name)
-    if name == "importlib":  # Every job imports it. Plug-ins use `importlib.metadata`.
-        package = __import__(name)
     if type(package) is PostponedModule:
         root, *folders = name.split(".")
         package.__path__ = ["/".join((sys.modules[root].__path__[0], *folders))]
-    if package is not None:
         setattr(package, last, module)
+
+
+def bind_postponed() -> None:
+    """Set postponed modules as attributes of their packages.
+
+    `import importlib.metadata`, as in a plug-in, does not: it only finds the module, and binds `importlib`.
+    """
+    for name in POSTPONED:
+        package, _, last = name.rpartition(".")
+        if package in sys.modules and name in sys.modules:
+            setattr(sys.modules[package], last, sys.modules[name])
 
 
 class EarlyAndLateSignals:
@@ -278,6 +283,7 @@ def run_command(argv: list[str], parse: Callable[[list[str]], Namespace] | None 
 
             args = (parse or read_args)(argv)
             is_compat = args.exit_code_compat
+            bind_postponed()
         finally:
             gc.freeze()  # So the collector does not scan them while the agent runs.
             gc.enable()
