@@ -12,6 +12,7 @@ checks its files every `POLL_S` instead. The agent provides the paths: a client 
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from typing import TYPE_CHECKING
@@ -31,6 +32,9 @@ TURN_BYTES = 1024 * 1024
 FILES_MAX = 1_024
 TAIL_BLOCK_BYTES = 64 * 1024
 POLL_S = 1.0  # If inotify is not available.
+BREAK = re.compile(rb"\r\n|\r|\n")
+RETURN = re.compile(rb"\r(?!\n)")
+"""A carriage return that is not part of a line break. It also ends a line, so that progress bars are visible."""
 
 
 class LogFile:
@@ -74,23 +78,23 @@ class LogFile:
                 self.at = lines_back(self.fd, missing)[1]
 
     def read(self, room: int, *, is_over: bool) -> bytes:
-        """Return whole lines, and the unfinished last line of a complete file."""
+        """Return whole lines, with line breaks for carriage returns, and the unfinished last line of a complete file."""
         if os.fstat(self.fd).st_size < self.at:
             self.at = 0  # The file was truncated.
         data = os.pread(self.fd, room, self.at)
-        end = data.rfind(b"\n") + 1
+        end = end_of_lines(data)
         if not end and len(data) < room:
             following = log_tail.next_file(self.path, self.fd)
             if following:  # This file is complete, perhaps only since it was read.
                 data = os.pread(self.fd, room, self.at)
-                end = data.rfind(b"\n") + 1
+                end = end_of_lines(data)
                 if not data:
                     return self.read(room, is_over=is_over) if self._use(following) else b""
             is_over = is_over or bool(following)
         if not end and (len(data) == room or is_over):
             end = len(data)  # A line longer than the room, or without an end.
         self.at += end
-        return data[:end]
+        return RETURN.sub(b"\n", data[:end])
 
     def _use(self, path: str) -> bool:
         """Continue at the start of this file, if it exists."""
@@ -112,6 +116,14 @@ def open_file(path: str) -> int:
     return fd
 
 
+def end_of_lines(data: bytes) -> int:
+    """Return the end of the last whole line; 0 if there is none.
+
+    A carriage return at the end does not count yet, because it may be half of a line break.
+    """
+    return max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
+
+
 def lines_back(fd: int, breaks: int) -> tuple[int, int]:
     """Return the position after the line break that is the given number of them from the end of a file.
 
@@ -120,14 +132,10 @@ def lines_back(fd: int, breaks: int) -> tuple[int, int]:
     at = os.fstat(fd).st_size
     while at > 0:
         size = min(TAIL_BLOCK_BYTES, at)
-        block = os.pread(fd, size, at - size)
-        found = block.count(b"\n")
-        if found >= breaks:
-            place = len(block)
-            for _ in range(breaks):
-                place = block.rfind(b"\n", 0, place)
-            return 0, at - size + place + 1
-        breaks -= found
+        ends = [found.end() for found in BREAK.finditer(os.pread(fd, size, at - size))]
+        if len(ends) >= breaks:
+            return 0, at - size + ends[-breaks]
+        breaks -= len(ends)
         at -= size
     return breaks, 0
 

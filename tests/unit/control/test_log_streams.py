@@ -86,6 +86,21 @@ async def test_a_stream_reads_both_files_of_a_tail(tmp_path: Path, tail: int) ->
 
 
 @in_loop
+async def test_each_state_of_a_progress_bar_is_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"begin\r\n\r10%\r20%\r30%")
+    reader = Reader(LogsQuery(follow=True, tail=3, room=ROOM))
+    reader.begin(path)
+    assert await reader.text() == b"\n10%\n20%\n"
+    with path.open("ab") as bar:
+        bar.write(b"\r")
+        bar.flush()
+        bar.write(b"\n")
+    assert await reader.text() == b"30%\r\n"
+    reader.stream.close()
+
+
+@in_loop
 async def test_a_following_stream_continues_in_the_next_file_of_a_tail(tmp_path: Path) -> None:
     path = tmp_path / "a"
     tail = LogTail(str(path), 64, pytest.fail)
