@@ -74,6 +74,7 @@ simulate: $(VENV)/.holdfast ## Simulate jobs of many nodes under faults: SEED=1 
 
 docs: $(DOCS_VENV)/.docs ## Build the documentation into site/
 	$(DOCS_VENV)/bin/zensical build --clean
+	@! grep -rE '<(script|link|img|iframe)[^>]*(src|href)="?https?:' site --include='*.html' || { echo "The site must load nothing from other hosts" >&2; exit 1; }
 
 clean: ## Remove caches and build results
 	rm -rf site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache

@@ -1,4 +1,4 @@
-"""A worker that reports its progress, and is restarted when it hangs.
+"""A worker that reports its progress and its loss, and is restarted when it hangs.
 
 Run it:
 
@@ -6,6 +6,9 @@ Run it:
 
 Rank 1 hangs in its fourth step, once. After two seconds its section times out: the agent appends the
 worker's stacks to its log, kills it and restarts all workers. Without Holdfast the calls do nothing.
+
+With `--steps 2000`, watch it in another terminal with `holdfast top` or `holdfast dashboard`: they show the
+remaining time, and the loss over time.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ def main() -> None:
             if me.rank == 1 and me.generation == 0 and step == args.hang_at_step:
                 time.sleep(3600)  # Hangs.
             time.sleep(0.05)
-        worker.progress(step)
+            loss = 4 / (1 + step) ** 0.3
+        worker.progress(step, total=args.steps, loss=loss)
     print(f"rank {me.rank} of {me.world_size}: {args.steps} steps done")
 
 

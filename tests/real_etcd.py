@@ -45,11 +45,14 @@ QUICK = (
 )
 
 
-def claims_to_be_safe(folder: Path) -> str:
-    """Return the path of an etcd that reports a safe version; it is the installed one, which may be unsafe."""
+SAFE, UNSAFE = "3.5.16", "3.5.1"
+
+
+def etcd_that_reports(version: str, folder: Path) -> str:
+    """Return the path of a program that is the installed etcd, but reports this version."""
     program = folder / "etcd"
     program.write_text(
-        '#!/bin/sh\nif [ "$1" = --version ]; then echo etcd Version: 3.5.16; exit; fi\n'
+        f'#!/bin/sh\nif [ "$1" = --version ]; then echo etcd Version: {version}; exit; fi\n'
         f'exec {find_binary()} "$@"\n'
     )
     program.chmod(0o755)

@@ -26,7 +26,7 @@ RANKS = 4  # On each node.
 LIMIT_S = 90.0
 RUN_ID = "nightly"
 TRAIN = """
-import os, time
+import os, random, time
 from holdfast import worker
 rank, restarts = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 first = int(open("step").read()) if os.path.exists("step") else 0
@@ -34,7 +34,7 @@ time.sleep(0.4)
 for step in range(first, 1_000_000):
     with worker.section("forward"):
         time.sleep(0.45 if rank == 5 and restarts else 0.3)
-    worker.progress(step)
+    worker.progress(step, total=20_000, loss=4 / (1 + step) ** 0.3 + 0.1 * random.random())
     if rank == 0:
         with open("new", "w") as file:
             file.write(str(step))
@@ -85,7 +85,7 @@ async def draw(port: int, replace: asyncio.Event) -> str:
         replace.set()
         while app.job.header.generation < 3:
             await pilot.pause(0.1)
-        await pilot.pause(10.0)
+        await pilot.pause(16.0)
         await pilot.press("down", "down", "down", "down", "down")
         await pilot.pause(1.0)
         return app.export_screenshot(title="holdfast top")

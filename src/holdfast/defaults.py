@@ -19,6 +19,9 @@ or many GPUs. A process that takes longer than this is in uninterruptible sleep.
 EXIT_BARRIER_S = 300
 """How long an agent whose workers are done waits for the other agents of the job."""
 
+LOG_TAIL_BYTES = 16 << 20
+"""How much of each worker's output an agent keeps on disk while the worker has no log files."""
+
 AGENT_SECRETS = (
     "HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE", "HOLDFAST_ETCD_USER", "HOLDFAST_ETCD_PASSWORD",
 )  # fmt: skip

@@ -30,7 +30,7 @@ from time import monotonic_ns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, SupportsFloat
 
     _Entry = tuple["_Page", int, "_Entry | None"]
 
@@ -86,7 +86,7 @@ def heartbeat() -> None:
     _words[HEARTBEAT] = monotonic_ns()
 
 
-def progress(step: int, total: int | None = None, loss: float | None = None) -> None:
+def progress(step: int, total: int | None = None, loss: SupportsFloat | None = None) -> None:
     """Report a finished step. The number is arbitrary and need not increase.
 
     With `total`, the number of steps, the views show an estimate of the remaining time. They also show the

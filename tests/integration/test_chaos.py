@@ -11,7 +11,7 @@ from chaos.job import BACKENDS, ChaosJob, make_plan
 from chaos.machine_network import missing
 from chaos.rules import violations
 from holdfast.etcd.runner import BINARY_VARIABLE
-from real_etcd import claims_to_be_safe
+from real_etcd import SAFE, etcd_that_reports
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,7 @@ def test_job_with_ha_under_chaos_breaks_no_rule(
     reason = missing()
     if reason:
         pytest.skip(reason)
-    monkeypatch.setenv(BINARY_VARIABLE, claims_to_be_safe(tmp_path))
+    monkeypatch.setenv(BINARY_VARIABLE, etcd_that_reports(SAFE, tmp_path))
     output: list[str] = []
     plan = ha.make_plan(1, 0)._replace(faults=HA_FAULTS)
     record = ha.LongJob(plan, tmp_path, output.append, flags=PATIENT).run()

@@ -64,6 +64,12 @@ def test_token_file_is_private_and_temporary(job: Served) -> None:
         assert one.stop() == 130
 
 
+def test_dashboard_listens_on_one_loopback_address_only(dashboard: Dashboard) -> None:
+    """A server on all addresses would accept this connection."""
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", dashboard.port), PATIENCE_S)
+
+
 def test_job_is_shown_only_to_the_tab_that_logged_in(dashboard: Dashboard, job: Served) -> None:
     answer = dashboard.log_in()
     assert "set-cookie" not in answer.headers, "a browser would send it to every port of the host"

@@ -409,6 +409,19 @@ TICKS = """async () => {
 }"""
 
 
+HISTORY = """async () => {
+    const { history } = await import("/history.js");
+    const none = [null, null, null, null, null];
+    const { element, render } = history();
+    render({ job: { loss: "nan", rate: null, rss_bytes: 0, gpu: null, end: null },
+        series: { edges: [0, 60, 120, 180, 240, 300], losses: [1, null, 3, "nan", 2], rates: none, rss: none, gpu: none } });
+    const [plot, ...others] = element.querySelectorAll("figure:not([hidden])");
+    const path = (name) => plot.querySelector(name).getAttribute("d");
+    return [others.length, plot.querySelector("[role=img]").getAttribute("aria-label"),
+        path("path.line").match(/M/g).length, path("path.bad"), plot.querySelector("b").className];
+}"""
+
+
 def test_read_only_page_has_no_buttons_on_a_phone(tmp_path: Path, browser: Browser) -> None:
     command = (sys.executable, large_dashboard.__file__, "64", "--read-only")
     with Dashboard(tmp_path, command=command) as dashboard, opened(browser, dashboard) as page:
@@ -420,6 +433,9 @@ def test_read_only_page_has_no_buttons_on_a_phone(tmp_path: Path, browser: Brows
             assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
         assert page.locator(".acting:visible").count() == 0
         assert page.locator("text=Drain").count() == 0
+        assert page.evaluate(HISTORY) == [
+            0, "Loss over 5 min, between 1 and 3; now nan", 3, "M210.0 0V72", "bad",
+        ]  # fmt: skip
         assert page.evaluate(TICKS) == [
             ["10:59:59.90", "11:00:00.00", "11:00:00.10"],
             ["22:00:00", "Nov 20", "02:00:00"],

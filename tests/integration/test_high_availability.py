@@ -21,9 +21,11 @@ from certificates import make_ca, make_certificate
 from chaos.machine_network import address
 from holdfast.etcd.cluster_list import Certificates, cluster_list, parse_machines
 from holdfast.etcd.job_records import read_job
+from holdfast.etcd.runner import BINARY_VARIABLE
 from holdfast.etcd.sync_client import EtcdClient
 from holdfast.net.token_certificates import make_certificate as make_token_certificate
 from holdfast.processes.local_workers import local_workers
+from real_etcd import UNSAFE, etcd_that_reports
 from real_jobs import HOLDFAST, PATIENCE_S, Watched
 from real_teams import OBEY, QUICK, Agent, Cluster, descendants, finish_all, reserved_port_pairs
 
@@ -146,6 +148,13 @@ def test_loss_of_the_majority_ends_the_job_before_new_machines_start(
         assert cluster.finish(starts) == {"0b": 0, "1b": 0}
 
 
+@pytest.fixture
+def unsafe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have members run an etcd that may damage its data when it is killed."""
+    monkeypatch.setenv(BINARY_VARIABLE, etcd_that_reports(UNSAFE, tmp_path))
+
+
+@pytest.mark.usefixtures("unsafe")
 def test_failed_member_restarts_no_worker_and_a_killed_agent_leaves_nothing(
     tmp_path: Path, listed: str
 ) -> None:
@@ -174,6 +183,7 @@ def test_failed_member_restarts_no_worker_and_a_killed_agent_leaves_nothing(
         assert cluster.folders() == []
 
 
+@pytest.mark.usefixtures("unsafe")
 def test_unsafe_etcd_killed_on_a_majority_restarts_no_member_with_its_data(
     tmp_path: Path, listed: str
 ) -> None:

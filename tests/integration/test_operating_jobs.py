@@ -82,11 +82,11 @@ def test_job_with_one_node_can_be_watched_and_steered(tmp_path: Path) -> None:
     script = """
         from holdfast import worker
         print("generation", os.environ["HOLDFAST_GENERATION"], "of", RANK, flush=True)
-        worker.progress(7)
+        worker.progress(7, total=9, loss=float("nan"))
         send(RANK)
         forever()
     """
-    flags = ("--nproc-per-node", "2", "--redirects", "3", "--log-dir", str(tmp_path / "logs"))
+    flags = ("--nproc-per-node", "2", "--log-dir", str(tmp_path / "logs"))
     with Job(tmp_path, script, *flags, "--max-restarts", "0") as job:
         job.messages.take(2)
         run_id = await_agents(job.agent.pid)
@@ -103,6 +103,10 @@ def test_job_with_one_node_can_be_watched_and_steered(tmp_path: Path) -> None:
                 (0, 7, "running"),
                 (1, 7, "running"),
             ]
+            assert {(one["total"], one["loss"], one["eta_s"]) for one in workers} == {
+                (9, "nan", -1.0)
+            }
+            assert "step 7 of 9 (77.8 %), ETA -, loss nan" in printed("status", *about)[0]
             printed("drain", "x", *about, code=1)
             printed("restart", *about, "--reason", "why not")
             job.messages.take(2)

@@ -27,7 +27,7 @@ from real_jobs import HOLDFAST, PATIENCE_S, Job, holdfast
 from real_teams import OBEY, TOGETHER, Cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from textual.pilot import Pilot
@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 STOPPED = 143
 SCRIPT = f"""
     from holdfast import worker
-    worker.progress(NUMBER)
+    # Steps of the last two minutes, as if somebody had started to watch only now.
+    now = worker.monotonic_ns()
+    for at in range(13):
+        worker.monotonic_ns = lambda: now - (12 - at) * 10 * 10**9
+        worker.progress(100 * NUMBER + at, total=1000, loss=4.0 - 2 * float(RANK))
     print("\\x1b[31mgeneration", NUMBER, "of", RANK, flush=True)
     {OBEY}
 """
@@ -64,7 +68,12 @@ async def test_top_watches_and_steers_three_nodes(tmp_path: Path) -> None:
             starts = await asyncio.to_thread(team.generation, 3)
             # The durations of the restart, and of the generation that it ended.
             await until(pilot, lambda: [*job.generations[0].stages] == [*RESTART_STAGES])
-            await until(pilot, lambda: {row.step for row in job.ranks} == {1})
+            await until(pilot, lambda: {row.step for row in job.ranks} == {112})
+            await until(pilot, lambda: job.header.eta_s)
+            assert (job.header.total, job.header.loss) == (1000, 2.0)
+            await until(pilot, lambda: 0.1 in rounded(job.series.rates))
+            assert 2.0 in rounded(job.series.losses)
+            assert any(job.series.rss)
             assert (job.header.generation, job.header.restarts) == (1, 1)
             assert "b was told to fail" in job.generations[1].ended_by
 
@@ -128,6 +137,10 @@ async def test_top_reconnects_after_the_coordinator_was_killed(tmp_path: Path) -
         feed.cancel()
         with pytest.raises(asyncio.CancelledError):
             await feed
+
+
+def rounded(values: Sequence[float | None]) -> set[float]:
+    return {round(value, 3) for value in values if value is not None}
 
 
 def lines_of(app: Top) -> list[str]:

@@ -112,6 +112,15 @@ def test_postponed_extension_package_and_frozen_module_have_all_their_names() ->
     )
 
 
+def test_plug_ins_can_import_a_postponed_module_by_its_full_name() -> None:
+    """Importing torch does; the import statement only binds `importlib`."""
+    loaded_by(
+        "from holdfast.cli.main import bind_postponed, postpone; postpone('importlib.metadata')\n"
+        "import importlib; bind_postponed(); import importlib.metadata\n"
+        "assert importlib.metadata.version('msgspec')"
+    )
+
+
 def test_postponed_package_is_not_executed_for_its_postponed_modules() -> None:
     loaded_by(
         "from holdfast.cli.main import PostponedModule, postpone\n"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from fractions import Fraction
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +129,8 @@ def test_total_and_loss_stay_until_another_call_changes_them(page: WorkerPage) -
     worker.progress(2)
     found = page.read()
     assert (found.step, found.total, found.loss) == (2, 500, 2.5)
+    worker.progress(2, loss=Fraction(3, 4))  # As a tensor, it converts to a float.
+    assert page.read().loss == 0.75
     worker.progress(3, loss=-math.inf)
     assert page.read().loss == -math.inf
     worker.progress(4, loss=math.nan)

@@ -365,6 +365,11 @@ class CoordinatedJob:
                     f"the round is broken ({view.why}): waiting for nodes, {view.present} of "
                     f"{view.needed} joined"
                 )
+            case NodeRole.CLOSED if view.outcome is JobOutcome.SUCCEEDED and last is not None:
+                never_ran = self._machine.generation < 0
+                if never_ran or not was_member:
+                    what = "; this node ran no workers" if never_ran else ""
+                    console.notice(f"the job {view.run_id!r} is over: {view.why}{what}")
             case NodeRole.CLOSED if view.outcome is JobOutcome.FAILED and last is not None:
                 console.notice(f"the job failed: {view.why}")
             case NodeRole.CLOSED if view.outcome is JobOutcome.STOPPED and last is not None:

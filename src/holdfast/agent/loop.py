@@ -595,15 +595,15 @@ class AgentLoop:
 
     @property
     def log_files(self) -> list[tuple[int, str, str]]:
-        """Rank, stream and path of each file that the workers of this generation write."""
+        """Rank, stream and path of each file with output of the workers of this generation."""
         context = self.workers.context
         if context is None:
             return []
+        workers = {worker.local_rank: worker for worker in self.group.workers}
         return [
-            (worker.global_rank, stream, files[worker.local_rank])
-            for stream, files in (("stdout", context.stdouts), ("stderr", context.stderrs))
-            for worker in self.group.workers
-            if files.get(worker.local_rank, "") not in ("", os.devnull)
+            (workers[rank].global_rank, stream, path)
+            for rank, stream, path in context.log_files()
+            if rank in workers
         ]
 
     @property

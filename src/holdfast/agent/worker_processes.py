@@ -16,6 +16,7 @@ import os
 import re
 import signal
 import string
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from holdfast.core.values import Value
 from holdfast.numa import visible_devices
 from holdfast.processes.keeper import keeper_client
 from holdfast.processes.keeper.keeper_client import Keeper
+from holdfast.processes.logs import specs
 from holdfast.processes.workers.group import GroupSpec, start_group
 from holdfast.processes.zygote import warm_start
 from holdfast.worker import LAST_END_ENV, PREVIOUS_WORLD_SIZE_ENV
@@ -59,6 +61,8 @@ class ProcessSettings(Value):
     log_line_prefix_template: str | None = None
     stop_signal: int = signal.SIGTERM
     capture_stderr: bool = True
+    log_tail: int = 0
+    """The bytes of each worker's output to keep on disk; 0 for none."""
     worker_env: Mapping[str, str] = {}
     """Variables to add to the agent's own environment."""
     preload: tuple[str, ...] = ()
@@ -232,6 +236,7 @@ class WorkerProcesses:
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
             capture_stderr=settings.capture_stderr,
+            log_tail=settings.log_tail,
             world_size=self.group.workers[0].world_size,
             defers_threads=order.defers_threads,
         )
@@ -331,6 +336,11 @@ class WorkerProcesses:
     def start_deferred_services(self) -> None:
         if self.context is not None:
             self.context.follow_output()
+        if getattr(self.settings.logs_specs, "is_kept_only_on_failure", False):
+            # A slow file system must not delay the agent.
+            threading.Thread(
+                target=specs.remove_abandoned_directories, name="holdfast-clean", daemon=True
+            ).start()
 
     def release(self) -> None:
         """Release the descriptors of the last generation."""

@@ -116,12 +116,14 @@ examples:
             operands="[JOB]",
             flags=("follow", "rank", "node", "tail", "grep", "no-prefix", "raw"),
             description=f"""\
-Show the log files of workers (--redirects, --tee), of any rank on any node.
+Show the output of workers, of any rank on any node: the files of --redirects and
+--tee, or else the last 16 MB, which every job keeps (--log-tail).
 {_DEFAULT_JOB}""",
             examples="""\
 examples:
   holdfast logs --follow
-      all ranks, from the start of this generation; continues after restarts
+      all ranks, from the start of this generation or of what is kept of it;
+      continues after restarts
   holdfast logs --rank 0,8-15 --tail 20
   holdfast logs --node node7 --grep Error
 """,

@@ -138,6 +138,17 @@ def _add_to_package(module: PostponedModule) -> None:
         setattr(package, last, module)
 
 
+def bind_postponed() -> None:
+    """Set postponed modules as attributes of their packages.
+
+    `import importlib.metadata`, as in a plug-in, does not: it only finds the module, and binds `importlib`.
+    """
+    for name in POSTPONED:
+        package, _, last = name.rpartition(".")
+        if package in sys.modules and name in sys.modules:
+            setattr(sys.modules[package], last, sys.modules[name])
+
+
 class EarlyAndLateSignals:
     """Handles signals while no agent does.
 
@@ -272,6 +283,7 @@ def run_command(argv: list[str], parse: Callable[[list[str]], Namespace] | None 
 
             args = (parse or read_args)(argv)
             is_compat = args.exit_code_compat
+            bind_postponed()
         finally:
             gc.freeze()  # So the collector does not scan them while the agent runs.
             gc.enable()

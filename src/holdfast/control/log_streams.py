@@ -1,5 +1,9 @@
 """The log files of one node's workers as a stream: the tail of each, then what workers append.
 
+A file is one that a worker writes itself, or a tail (`processes.logs.log_tail`), which continues in another
+file when it is full. A reader that is much slower than the worker misses the part of a tail that was
+replaced meanwhile.
+
 One stream serves one query. It sends no more than its reader has room for and continues when the
 reader grants more. Inotify wakes it; if the kernel has no inotify instance or watch left, the stream
 checks its files every `POLL_S` instead. The agent provides the paths: a client cannot name one.
@@ -8,10 +12,12 @@ checks its files every `POLL_S` instead. The agent provides the paths: a client 
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from typing import TYPE_CHECKING
 
+from holdfast.processes.logs import log_tail
 from holdfast.processes.logs.follower import Inotify
 from holdfast.wire.messages import CHUNK_BYTES, LogLines
 
@@ -26,51 +32,112 @@ TURN_BYTES = 1024 * 1024
 FILES_MAX = 1_024
 TAIL_BLOCK_BYTES = 64 * 1024
 POLL_S = 1.0  # If inotify is not available.
+BREAK = re.compile(rb"\r\n|\r|\n")
+RETURN = re.compile(rb"\r(?!\n)")
+"""A carriage return that is not part of a line break. It also ends a line, so that progress bars are visible."""
 
 
 class LogFile:
-    """One file of a worker, and how far it was read."""
+    """One stream of a worker on disk, and how far it was read."""
 
-    __slots__ = ("at", "fd", "generation", "is_ready", "rank", "stream", "watch")
+    __slots__ = (
+        "at",
+        "fd",
+        "generation",
+        "has_moved",
+        "is_ready",
+        "path",
+        "rank",
+        "stream",
+        "watch",
+    )
 
     def __init__(self, path: str, rank: int, stream: str, generation: int) -> None:
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-        if not stat.S_ISREG(os.fstat(self.fd).st_mode):
-            os.close(self.fd)
-            raise OSError(f"{path} is not a file")
-        self.rank, self.stream, self.generation = rank, stream, generation
+        self.fd = open_file(path)
+        self.path, self.rank, self.stream, self.generation = path, rank, stream, generation
         self.at = 0
         self.watch = -1
         self.is_ready = True
+        self.has_moved = False
+        """Whether `fd` is another file now, which is not watched yet."""
+
+    def skip_to_start(self) -> None:
+        """Start at the older file of a tail, if there is one."""
+        self._use(log_tail.older_file(self.path))
 
     def skip_to_tail(self, lines: int) -> None:
         """Start this many lines before the end."""
-        end = at = os.fstat(self.fd).st_size
-        missing = lines + 1  # The last line ends with a line break too.
-        while at > 0:
-            size = min(TAIL_BLOCK_BYTES, at)
-            block = os.pread(self.fd, size, at - size)
-            found = block.count(b"\n")
-            if found >= missing:
-                place = len(block)
-                for _ in range(missing):
-                    place = block.rfind(b"\n", 0, place)
-                self.at = at - size + place + 1
-                return
-            missing -= found
-            at -= size
-        self.at = 0 if lines else end
+        end = os.fstat(self.fd).st_size
+        # One more, because the last line ends with a line break too.
+        missing, self.at = lines_back(self.fd, lines + 1)
+        if not lines:
+            self.at = end
+        elif missing:
+            self.skip_to_start()
+            if self.has_moved:
+                self.at = lines_back(self.fd, missing)[1]
 
     def read(self, room: int, *, is_over: bool) -> bytes:
-        """Return whole lines, and the unfinished last line of a complete file."""
+        """Return whole lines, with line breaks for carriage returns, and the unfinished last line of a complete file."""
         if os.fstat(self.fd).st_size < self.at:
             self.at = 0  # The file was truncated.
         data = os.pread(self.fd, room, self.at)
-        end = data.rfind(b"\n") + 1
+        end = end_of_lines(data)
+        if not end and len(data) < room:
+            following = log_tail.next_file(self.path, self.fd)
+            if following:  # This file is complete, perhaps only since it was read.
+                data = os.pread(self.fd, room, self.at)
+                end = end_of_lines(data)
+                if not data:
+                    return self.read(room, is_over=is_over) if self._use(following) else b""
+            is_over = is_over or bool(following)
         if not end and (len(data) == room or is_over):
             end = len(data)  # A line longer than the room, or without an end.
         self.at += end
-        return data[:end]
+        return RETURN.sub(b"\n", data[:end])
+
+    def _use(self, path: str) -> bool:
+        """Continue at the start of this file, if it exists."""
+        try:
+            fd = open_file(path)
+        except OSError:
+            return False
+        os.close(self.fd)
+        self.fd, self.at, self.has_moved = fd, 0, True
+        return True
+
+
+def open_file(path: str) -> int:
+    """Open a regular file to read it, or raise `OSError`."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(f"{path} is not a file")
+    return fd
+
+
+def end_of_lines(data: bytes) -> int:
+    """Return the end of the last whole line; 0 if there is none.
+
+    A carriage return at the end does not count yet, because it may be half of a line break.
+    """
+    return max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
+
+
+def lines_back(fd: int, breaks: int) -> tuple[int, int]:
+    """Return the position after the line break that is the given number of them from the end of a file.
+
+    If the file has fewer, the position is 0. First in the result is the number of missing ones.
+    """
+    at = os.fstat(fd).st_size
+    while at > 0:
+        size = min(TAIL_BLOCK_BYTES, at)
+        ends = [found.end() for found in BREAK.finditer(os.pread(fd, size, at - size))]
+        if len(ends) >= breaks:
+            return 0, at - size + ends[-breaks]
+        breaks -= len(ends)
+        at -= size
+    return breaks, 0
 
 
 class LogStream:
@@ -113,10 +180,12 @@ class LogStream:
                 try:
                     if is_first and self._wanted.tail >= 0:
                         one.skip_to_tail(self._wanted.tail)
+                    else:
+                        one.skip_to_start()
                 except OSError:
                     continue  # Reading it reports the error.
                 if self.follows:
-                    self._observe(one, path)
+                    self._observe(one)
             self._schedule_turn()
         return len(self._files)
 
@@ -147,13 +216,15 @@ class LogStream:
         self._files = []
         self._send = self._end = None
 
-    def _observe(self, one: LogFile, path: str) -> None:
+    def _observe(self, one: LogFile) -> None:
+        one.has_moved = False
         try:
             if self._inotify is None:
                 self._inotify = Inotify()
                 self._loop.add_reader(self._inotify.fd, self._changed)
-            one.watch = self._inotify.watch(path)
+            one.watch = self._inotify.watch(f"/proc/self/fd/{one.fd}")
         except OSError:  # The kernel has no instance or no watch left.
+            one.watch = -1
             if self._polling is None:
                 self._polling = self._loop.call_later(POLL_S, self._poll)
 
@@ -191,6 +262,11 @@ class LogStream:
                     if self._end is not None and not self._files:
                         self._end(f"cannot read: {problem.strerror}")
                     break
+                if one.has_moved and self.follows:
+                    self._unobserve(one)
+                    self._observe(one)
+                    if not data:
+                        continue  # The worker may have written before the file was watched.
                 if not data:
                     one.is_ready = False
                     if is_over and (self.follows or len(self._files) > 1):
@@ -224,8 +300,11 @@ class LogStream:
             )
         )
 
-    def _forget(self, one: LogFile) -> None:
+    def _unobserve(self, one: LogFile) -> None:
         if one.watch >= 0 and self._inotify is not None:
             self._inotify.unwatch(one.watch)
+
+    def _forget(self, one: LogFile) -> None:
+        self._unobserve(one)
         os.close(one.fd)
         self._files.remove(one)

@@ -660,10 +660,9 @@ class NodeServer:
         if not found and query.id in client.streams:
             client.streams.pop(query.id).close()
             why = (
-                "no worker of this node writes to a file: start the job with --redirects 3 or --tee 3 "
-                "(and --log-dir)"
+                "this node has no output of workers yet, or keeps none (--log-tail 0, --log-dir /dev/null)"
                 if not wanted.ranks
-                else "no worker with these ranks on this node writes to a file (--redirects, --tee)"
+                else "this node has no output of workers with these ranks"
             )
             self._refuse(client, query, RequestRefusal.NOT_HERE, why)
             return

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.core import job_settings
 from holdfast.core.values import Value
-from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S, START_METHODS
+from holdfast.defaults import EXIT_BARRIER_S, LOG_TAIL_BYTES, SHUTDOWN_S, START_METHODS
+from holdfast.errors import UsageError
 from holdfast.launcher import flag_values as values
 from holdfast.lazy_dataclass import factory_field, keyword_field, lazy_dataclass
 from holdfast.processes.logs.specs import DefaultLogsSpecs
@@ -45,6 +46,9 @@ class LaunchConfig:
     capture_stderr
         Whether to keep the last lines of each worker's stderr for the failure report. If not, workers
         inherit stderr, and the report does not have these lines.
+    log_tail
+        How many bytes of each worker's output to keep on disk for `holdfast logs` and the views, if it has
+        no file. With 0 there is no tail, and workers inherit stdout.
     omp_num_threads
         The `OMP_NUM_THREADS` of the workers; `None` does not set it.
     exit_barrier_timeout
@@ -96,6 +100,7 @@ class LaunchConfig:
     shutdown_timeout: int | float | None = None
     stop_signal: str = keyword_field(default="SIGTERM", kw_only=True)
     capture_stderr: bool = keyword_field(default=True, kw_only=True)
+    log_tail: int = keyword_field(default=LOG_TAIL_BYTES, kw_only=True)
     omp_num_threads: int | None = keyword_field(default=None, kw_only=True)
     exit_barrier_timeout: float = keyword_field(default=EXIT_BARRIER_S, kw_only=True)
     preload: Sequence[str] = keyword_field(default=(), kw_only=True)
@@ -122,6 +127,8 @@ class LaunchConfig:
                 self.shutdown_timeout = values.seconds(text, SHUTDOWN_TIMEOUT_ENV)
         values.check_seconds(self.shutdown_timeout, source="shutdown_timeout")
         values.check_seconds(self.exit_barrier_timeout, source="exit_barrier_timeout")
+        if self.log_tail < 0:
+            raise UsageError(f"log_tail: {self.log_tail!r} is not a size; accepted: from 0 bytes")
         self.stop_signal = signal_name(parse_signal(self.stop_signal, flag="stop_signal"))
         self.preload = values.parse_modules(self.preload, source="preload")
 
@@ -297,6 +304,11 @@ FLAGS = (
     Flag(
         OUTPUT, "--tee", "0", "WHICH",
         "write to files and to the console; values as for --redirects (0)", short="-t",
+    ),
+    Flag(
+        OUTPUT, "--log-tail", LOG_TAIL_BYTES, "SIZE",
+        "how much of each worker's output to keep on disk for holdfast logs and the views while it has no "
+        "file, e.g. 512K; 0 for none (16M)", values.byte_size, field="log_tail",
     ),
     Flag(
         OUTPUT, "--local-ranks-filter", "", "RANKS",

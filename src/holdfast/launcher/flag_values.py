@@ -29,6 +29,9 @@ PRELOAD_AUTO = "auto"
 WORKERS_MAX = 1 << 16
 """The limit for `--nproc-per-node`. A typo above it would exhaust the memory before any worker fails."""
 
+BYTE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+SIZE_DIGITS_MAX = 12
+
 _ON = frozenset({"true", "yes", "on"})
 _OFF = frozenset({"false", "no", "off", ""})
 _HARMLESS = ("SIGCHLD", "SIGCONT", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGURG")
@@ -121,6 +124,16 @@ def check_seconds(value: float, *, source: str, given: object = None) -> None:
         raise UsageError(
             f"{source}: {shown!r} is not a number of seconds; accepted: from 0, e.g. 30 or 2.5"
         )
+
+
+def byte_size(text: str, flag: str) -> int:
+    """Parse a number of bytes, such as `65536`, `512K`, `16M` or `1G`."""
+    number, unit = text.strip(), 1
+    if number and number[-1].upper() in BYTE_UNITS:
+        number, unit = number[:-1], BYTE_UNITS[number[-1].upper()]
+    if not (number.isascii() and number.isdigit()) or len(number) > SIZE_DIGITS_MAX:
+        reject(text, flag, "is not a size", "0, or a size such as 512K, 16M or 1G")
+    return int(number) * unit
 
 
 def parse_switch(text: str, flag: str) -> bool:

@@ -193,6 +193,8 @@ def _run(launch: Launch, health_check_server: HealthServer | None) -> dict[int, 
         try:
             if failure is None:  # Only a failure needs its logs; a signal does not.
                 discard_logs(logs_specs, ran=result is not None)
+                if result is not None and isinstance(logs_specs, DefaultLogsSpecs):
+                    logs_specs.discard_tails()
             elif type(logs_specs) is DefaultLogsSpecs:
                 logs_specs.keep()
         finally:

@@ -300,7 +300,10 @@ class MembershipHandler(RendezvousHandler):
             case NodeRole.REFUSED:
                 raise RendezvousConnectionError(self.describe_refusal(view.why, view.refusal))
             case NodeRole.CLOSED if self._was_standby:
-                raise RendezvousGracefulExitError
+                raise RendezvousGracefulExitError(
+                    f"the job {view.run_id!r} is over: {view.why}; this node was a standby and is no "
+                    "longer needed"
+                )
             case NodeRole.CLOSED:
                 raise RendezvousClosedError(
                     f"the job {view.run_id!r} is over: {view.why}",

@@ -62,7 +62,8 @@ class TorchrunHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
         try:
             with _as_torch_errors():
                 info = self._node.next_rendezvous()
-        except torch_rendezvous.RendezvousGracefulExitError:
+        except torch_rendezvous.RendezvousGracefulExitError as end:
+            console.notice(str(end))
             self._not_needed = True
             raise
         view = self._node.round

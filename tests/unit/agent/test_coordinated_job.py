@@ -246,6 +246,19 @@ def test_lost_coordinator_ends_the_run(node: Node) -> None:
     assert str(node.job.error(supervision.Outcome.COORDINATOR_LOST)) == "away for 60 s"
 
 
+@pytest.mark.parametrize("role", [NodeRole.WAITING, NodeRole.STANDBY])
+def test_node_that_ran_no_workers_learns_of_the_end(
+    node: Node, role: NodeRole, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.deliver(0.0, view(role))
+    outcome, why = JobOutcome.SUCCEEDED, "all workers succeeded"
+    node.deliver(1.0, view(NodeRole.CLOSED, 2, outcome=outcome, why=why, final=True))
+    assert node.end() is supervision.Outcome.SUCCEEDED
+    assert caplog.messages[-1] == (
+        "the job 'job' is over: all workers succeeded; this node ran no workers"
+    )
+
+
 def test_failure_of_another_node_is_first(node: Node) -> None:
     run(node, 0.0)
     elsewhere = Failure(node="there", host="h", rank=3, pid=9, exitcode=1, summary="it failed")
@@ -255,6 +268,10 @@ def test_failure_of_another_node_is_first(node: Node) -> None:
     merged = node.job.failures({0: mine})
     assert ChildFailedError("", merged).get_first_failure()[0] == 3
     assert (mine.consequence, mine.order) == (True, 1)
+    mine.stopped = True
+    assert merged.keys() == {0, 3}
+    node.job.group.spec.entrypoint = print  # Functions that were only stopped are not listed.
+    assert node.job.failures({0: mine}).keys() == {3}
 
 
 def test_reason_of_unhealthy_workers_is_reported_to_other_nodes(node: Node) -> None:

@@ -14,13 +14,13 @@ import pytest
 
 from holdfast.control import node_server
 from holdfast.control.control_point import ControlPoint
-from holdfast.control.history import NodeState
+from holdfast.control.history import NodeHistory, NodeState
 from holdfast.control.node_server import own_summary, record_of
 from holdfast.core.protocol import Request, RequestAnswer
 from holdfast.core.requests import Action, RequestRefusal
 from holdfast.core.supervision import Begun, RoundJoined, Supervision, WorkersStarted
 from holdfast.observe import lifecycle
-from holdfast.wire.messages import STACKS, NodeReport, Query, Watch
+from holdfast.wire.messages import HERE, HISTORY, REPORT, STACKS, NodeReport, Query, Watch, unpack
 from recorded_runs import began
 
 if TYPE_CHECKING:
@@ -221,6 +221,42 @@ def test_workers_are_paused_for_one_dump_at_a_time(monkeypatch: pytest.MonkeyPat
     finally:
         server.close()
         point.close()
+
+
+def test_gpus_are_read_only_for_those_who_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = Mock(shares=(0.5, 1.0))
+    monkeypatch.setattr(node_server, "GpuUtilization", lambda: gpus)
+    agent = agent_of(1)
+    agent.live_workers, agent.pages, agent.curves = {}, dict, list
+    agent.activity, agent.describe_program = "", lambda: "train.py"
+    for at, worker in enumerate(agent.group.workers):
+        worker.local_rank = at
+    point = ControlPoint(agent, began)
+    server = node_server.NodeServer(point, agent)
+
+    async def call(function: Callable[[], object]) -> object:
+        return function()
+
+    def ask(method: Any, what: str) -> bytes:
+        client = Mock()
+        server._thread.run(method(client, Query(id=1, what=what)), 10)
+        body: bytes = client.send.call_args[0][0].body
+        return body
+
+    monkeypatch.setattr(server, "_in_agent", call)
+    try:
+        ask(server._describe_agent, HERE)
+        gpus.refresh.assert_not_called()
+        report = unpack(NodeReport, ask(server._send_report, REPORT))
+        gpus.refresh.assert_called_once()
+        assert (report.gpus, report.gpu) == (2, 0.75)
+        series = unpack(NodeHistory, ask(server._history, HISTORY)).series
+        assert series is not None
+        assert 0.75 in series.gpu
+    finally:
+        server.close()
+        point.close()
+    gpus.close.assert_called()
 
 
 @pytest.mark.parametrize("used", ["streams", "following"])

@@ -15,6 +15,7 @@ from holdfast.control import discovery, log_streams
 from holdfast.control.log_streams import LogStream
 from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.net.runtime_dir import agent_sockets, socket_of
+from holdfast.processes.logs.log_tail import LogTail
 from holdfast.wire.messages import LogLines, LogsQuery
 from in_loop import in_loop
 
@@ -67,6 +68,68 @@ async def test_a_stream_starts_with_the_tail_of_a_file(
     reader.begin(path)
     assert (await reader.all()).get(0, b"") == found
     reader.stream.close()
+
+
+@pytest.mark.parametrize("tail", [-1, 0, 1, 3, 4, 9])
+@in_loop
+async def test_a_stream_reads_both_files_of_a_tail(tmp_path: Path, tail: int) -> None:
+    path = tmp_path / "a"
+    older, newest = b"1\n2\n3\n", b"4\n5\n6\n"
+    path.with_name("a.1").write_bytes(older)
+    path.write_bytes(newest)
+    reader = Reader(LogsQuery(tail=tail, room=ROOM))
+    reader.begin(path)
+    lines = (older + newest).splitlines(keepends=True)
+    expected = lines if tail < 0 else lines[len(lines) - min(tail, len(lines)) :]
+    assert (await reader.all()).get(0, b"") == b"".join(expected)
+    reader.stream.close()
+
+
+@in_loop
+async def test_each_state_of_a_progress_bar_is_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"begin\r\n\r10%\r20%\r30%")
+    reader = Reader(LogsQuery(follow=True, tail=3, room=ROOM))
+    reader.begin(path)
+    assert await reader.text() == b"\n10%\n20%\n"
+    with path.open("ab") as bar:
+        bar.write(b"\r")
+        bar.flush()
+        bar.write(b"\n")
+    assert await reader.text() == b"30%\r\n"
+    reader.stream.close()
+
+
+@in_loop
+async def test_a_following_stream_continues_in_the_next_file_of_a_tail(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    tail = LogTail(str(path), 64, pytest.fail)
+    reader = Reader(LogsQuery(follow=True, tail=0, room=ROOM))
+    reader.begin(path)
+    for number in range(30):  # Two lines fill a file.
+        tail.write(b"line number %02d\n" % number)
+        assert await reader.text() == b"line number %02d\n" % number
+    reader.stream.close()
+    tail.close()
+
+
+@in_loop
+async def test_a_slow_reader_misses_only_what_a_tail_no_longer_has(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    tail = LogTail(str(path), 64, pytest.fail)
+    tail.write(b"the first line\n")
+    reader = Reader(LogsQuery(follow=True, room=0))
+    reader.begin(path)
+    lines = [b"line number %02d\n" % number for number in range(30)]
+    tail.write(b"".join(lines))
+    kept = path.with_name("a.1").read_bytes() + path.read_bytes()
+    reader.stream.add_credit(ROOM)
+    shown = b""
+    while not shown.endswith(lines[-1]):
+        shown += await reader.text()
+    assert shown == b"the first line\n" + kept  # The reader had the first file open.
+    reader.stream.close()
+    tail.close()
 
 
 @in_loop

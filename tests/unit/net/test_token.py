@@ -15,6 +15,7 @@ from holdfast.control.discovery import location_of
 from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
 from holdfast.net import token as token_module
 from holdfast.net.token import TOKEN_BYTES_MAX, choose_token, load_token, make_token, own_token
+from holdfast.wire.handshake import read_only_token
 from other_users import STRANGER, as_user
 
 if TYPE_CHECKING:
@@ -161,6 +162,15 @@ def test_own_token_in_a_folder_that_others_can_change_is_refused(home: Path) -> 
     (home / ".holdfast").chmod(0o777)
     with pytest.raises(EnvironmentProblem, match="other users can replace the token"):
         own_token()
+
+
+def test_read_only_token_runs_no_job() -> None:
+    """With `--ha`, clients need a node's token as well: etcd knows no other certificates."""
+    reader = read_only_token(b"a token of all these nodes", "job").decode()
+    environ = {"HOLDFAST_TOKEN": reader}
+    with pytest.raises(UsageError, match="the token is read-only and cannot run jobs"):
+        choose_token("node0", environ)
+    assert choose_token("node0", environ, read_only=True) == reader.encode()
 
 
 def test_mutual_certificates_replace_the_token(home: Path) -> None:

@@ -2,12 +2,18 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from typing import TYPE_CHECKING
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.processes.logs.lines import PIPE_PIECE_BYTES_MAX, PrefixedLines, Sink
+from holdfast.processes.logs.lines import (
+    MUCH_BYTES,
+    PIPE_PIECE_BYTES_MAX,
+    PrefixedLines,
+    Sink,
+)
 
 if TYPE_CHECKING:
     import pytest
@@ -33,6 +39,22 @@ def test_lines_reach_a_pipe_in_writes_that_the_kernel_keeps_whole() -> None:
     finally:
         os.close(read)
         os.close(write)
+
+
+def test_a_sink_that_favors_speed_writes_everything_to_a_full_pipe() -> None:
+    read, write = os.pipe2(os.O_NONBLOCK)
+    os.set_blocking(read, True)
+    body = b"%d\n" * MUCH_BYTES % (*range(MUCH_BYTES),)
+
+    def write_all() -> None:
+        Sink(write, favors_speed=True).write(b"head ", body + b"tail", len(body))
+        os.close(write)
+
+    writer = threading.Thread(target=write_all)
+    writer.start()
+    with open(read, "rb") as reader:
+        assert reader.read() == b"head " + body
+    writer.join()
 
 
 def test_full_disk_is_reported_once_and_retried(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,13 @@ import pytest
 
 from holdfast.elastic.multiprocessing import start_processes
 from holdfast.errors import UsageError
-from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest
+from holdfast.processes.keeper.keeper_client import Keeper
+from holdfast.processes.logs.specs import (
+    CLAIM_FILE,
+    DefaultLogsSpecs,
+    LogsDest,
+    remove_abandoned_directories,
+)
 from holdfast.processes.logs.std import Std
 
 
@@ -44,6 +50,8 @@ def test_layout_is_that_of_torchelastic(tmp_path: Path) -> None:
         error_files={0: f"{attempt}/0/error.json", 1: f"{attempt}/1/error.json"},
         filtered_stdout=f"{attempt}/filtered_stdout.log",
         filtered_stderr=f"{attempt}/filtered_stderr.log",
+        tail_stdouts={},
+        tail_stderrs={0: f"{attempt}/0/stderr.tail"},
     )
     for rank, env in envs.items():
         assert env["TORCHELASTIC_ERROR_FILE"] == dest.error_files[rank]
@@ -116,6 +124,44 @@ def test_own_root_is_private_and_can_be_discarded(
     assert files_below(tmp_path) == set()
     assert specs.run_dir is None
     specs.discard_if_temporary()
+
+
+def test_tails_of_the_last_two_starts_are_kept(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path))
+    written = []
+    for start in range(3):
+        tail = Path(specs.reify(envs_of(1, restarts=start)).tail_stdouts[0])
+        written += [tail, tail.with_name("stdout.tail.1")]
+        for one in written[-2:]:
+            one.write_text("")
+    assert [one.exists() for one in written] == [False, False, True, True, True, True]
+    specs.discard_tails()
+    assert not any(one.exists() for one in written)
+
+
+def test_directories_of_killed_agents_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    abandoned, failed, running = (DefaultLogsSpecs().for_another_run() for _ in range(3))
+    for specs in (abandoned, failed, running):
+        specs.reify(envs_of(1))
+        os.utime(f"{specs.root_log_dir}/{CLAIM_FILE}", (0, 0))
+    failed.keep()
+    os.close(abandoned._claim_fd)  # As if its agent had been killed.
+    new = tmp_path / "holdfast_0"
+    new.mkdir()
+    (new / CLAIM_FILE).touch()  # Its agent is about to lock it.
+    strange = tmp_path / "holdfast_1"
+    strange.mkdir()
+    os.mkfifo(strange / CLAIM_FILE)
+    roots = [Path(one.root_log_dir) for one in (failed, running)]
+
+    remove_abandoned_directories()
+
+    assert {*tmp_path.iterdir()} == {*roots, new, strange}
+    running.discard_if_temporary()
+    Keeper.keep_if_killed(abandoned.root_log_dir)
 
 
 def test_file_at_the_log_dir_is_a_usage_error(tmp_path: Path) -> None:

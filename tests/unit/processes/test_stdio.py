@@ -31,8 +31,9 @@ AGENT = """
     def main():
         method, folder, script = sys.argv[1:4]
         logs = DefaultLogsSpecs(log_dir=folder + "/logs")
-        what, args = ("sh", ("-c", script)) if method == "command" else (work, (script,))
-        how = {} if method == "command" else {"start_method": method}
+        is_command = method in ("command", "tail")
+        what, args = ("sh", ("-c", script)) if is_command else (work, (script,))
+        how = {"log_tail": 1 << 20 if method == "tail" else 0} if is_command else {"start_method": method}
         os.environ["FOLDER"] = folder
         context = start_group(GroupSpec("x", what, {0: args}, {0: {}}, logs, **how))
         result = context.wait(60)
@@ -105,7 +106,7 @@ def read_all(master: int) -> bytes:
         output += piece
 
 
-@pytest.mark.parametrize("method", ["command", "fork"])
+@pytest.mark.parametrize("method", ["command", "fork", "tail"])
 def test_workers_see_the_agents_terminal(agent: Any, tmp_path: Path, method: str) -> None:
     script = (
         "for fd in 0 1 2; do test -t $fd && echo $fd is a terminal >&2; done; "
@@ -127,13 +128,89 @@ def test_workers_see_the_agents_terminal(agent: Any, tmp_path: Path, method: str
     expected = [f"{fd} is a terminal" for fd in range(3)]
     received = [line for line in lines if line in (*expected, "33 77", "to out")]
     assert sorted(received) == sorted([*expected, "33 77", "to out"])
-    if method == "command":
+    if method == "tail":
+        [kept] = tmp_path.glob("logs/*/*/0/stdout.tail")
+        assert kept.read_text() == "to out\n"
+    if method != "fork":
         tail = "".join(f"{line}\\n" for line in (*expected, "33 77"))
         assert result_in(tmp_path) == f"3  '{tail}'"
 
 
+def test_workers_see_a_new_size_of_the_terminal(agent: Any, tmp_path: Path) -> None:
+    script = 'exec 3>&1; until [ "$(stty size <&3)" = "33 77" ]; do echo; done'
+    master, slave = os.openpty()
+    started = subprocess.Popen(
+        agent("tail", script), stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+    )
+    os.read(master, 1)  # The worker runs.
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
+    os.close(slave)
+    read_all(master)
+    os.close(master)
+    assert started.wait(PATIENCE_S) == 0
+    assert result_in(tmp_path) == ""
+
+
 def stdio(dest: LogsDest, **how: Any) -> WorkerStdio:
     return WorkerStdio(dest, prefixes={0: "<0>", 1: "<1>"}, **how)
+
+
+def open_with_tails(folder: Path, stdouts: dict[int, str], **how: Any) -> WorkerStdio:
+    return stdio(
+        LogsDest(
+            stdouts=stdouts,
+            stderrs=stdouts,
+            tail_stdouts={rank: str(folder / f"out{rank}") for rank in stdouts},
+            tail_stderrs={rank: str(folder / f"err{rank}") for rank in stdouts},
+        ),
+        log_tail=1 << 20,
+        **how,
+    )
+
+
+def write_and_finish(here: WorkerStdio, written: dict[int, dict[int, bytes]]) -> None:
+    opened = {rank: here.open(rank) for rank in written}
+    here.begin_following()
+    for rank, fds in opened.items():
+        for which, text in written[rank].items():
+            os.write(fds[which], text)
+        for fd in fds.values():
+            os.close(fd)
+    here.finish()
+    here.close()
+
+
+def test_tails_have_the_output_of_shown_and_hidden_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stdout = os.fdopen(os.dup(1), "w")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    here = open_with_tails(tmp_path, {0: "", 1: os.devnull})
+    write_and_finish(here, {0: {1: b"out 0\n", 2: b"err 0\n"}, 1: {1: b"out 1", 2: b"err 1\n"}})
+    stdout.close()
+    assert {one.name: one.read_text() for one in tmp_path.iterdir()} == {
+        "out0": "out 0\n", "err0": "err 0\n", "out1": "out 1", "err1": "err 1\n",
+    }  # fmt: skip
+    assert here.tail_files == {
+        (rank, which): str(tmp_path / f"{name}{rank}")
+        for rank in (0, 1)
+        for which, name in ((1, "out"), (2, "err"))
+    }
+    assert capfd.readouterr().out == "out 0\n"
+
+
+def test_a_tail_that_cannot_be_created_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = open_with_tails(tmp_path / "missing", {0: ""}, capture_stderr=False)
+    fds = here.open(0)
+    assert here.tail_files == {}
+    assert len(caplog.messages) == 1
+    assert "No such file or directory" in caplog.text
+    for fd in fds.values():
+        os.close(fd)
+    here.begin_following()
+    here.close()
 
 
 def test_hidden_stderr_is_kept_for_the_report(capfd: pytest.CaptureFixture[str]) -> None:

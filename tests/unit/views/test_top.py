@@ -347,6 +347,8 @@ async def test_unreachable_job_stays_on_the_screen() -> None:
         assert len(app.page.table.rows) == 6
         await pilot.press("q")
     assert app.return_code == 0
+    app._show()  # A change at the last moment.
+    app._tick()
 
 
 @pytest.mark.parametrize(

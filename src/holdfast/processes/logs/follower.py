@@ -31,6 +31,8 @@ from holdfast.processes.logs.lines import LINE_BYTES_MAX, PrefixedLines, RawByte
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from holdfast.processes.logs.log_tail import LogTail
+
 __all__ = ["FollowedStream", "LogFollower", "Sink"]
 
 
@@ -104,6 +106,8 @@ TAIL_BYTES_MAX = 1 << 14
 
 # The capacity that a pipe gets, so that a noisy worker waits less often for its reader.
 PIPE_ROOM_BYTES = 1 << 18
+# Its capacity without that. Above the user's limit of pipe memory it is even less.
+PIPE_DEFAULT_BYTES = 1 << 16
 _F_SETPIPE_SZ = 1031
 
 # The number of reads of a pipe whose times are kept. A traceback arrives in about a dozen reads.
@@ -113,18 +117,22 @@ MARKS_MAX = 256
 # was written before; it does not wait for what a surviving process writes later.
 HELD_BYTES_MAX = 1 << 20
 
-# If a turn reads no more than this, the worker writes in small pieces, and the next turn may wait a
-# little for more of them. It must be well below what the kernel buffers (64 KiB in a pipe, 4 KiB in a
-# terminal), because a worker whose pipe is full blocks.
+# If a turn reads no more of a file than this, the worker writes in small pieces, and the next turn may
+# wait a little for more of them.
 BURST_BYTES = 1 << 15
-TERMINAL_BURST_BYTES = 1 << 10
+
+# The next turn of a pipe or terminal waits until this part of its buffer is probably full: reading each
+# of the worker's writes by itself would slow both down, and a worker whose buffer is full blocks.
+FILL = 0.25
+# What the kernel buffers of a terminal.
+TERMINAL_ROOM_BYTES = 1 << 12
 
 
 class FollowedStream:
     """One followed stream. `LogFollower` creates it; callers use `tail()` and `finished`."""
 
     __slots__ = (
-        "_done", "_fd", "_lines", "_sinks", "burst_bytes", "bytes_read", "finishing", "name",
+        "_done", "_fd", "_lines", "_sinks", "bytes_read", "finishing", "name",
     )  # fmt: skip
 
     def __init__(
@@ -136,7 +144,6 @@ class FollowedStream:
         self._sinks = sinks
         self._done = threading.Event()
         self.bytes_read = 0
-        self.burst_bytes = BURST_BYTES
         # The follower's thread sets this when a caller wants the stream to finish.
         self.finishing = False
 
@@ -175,6 +182,11 @@ class FollowedStream:
         Raises `EOFError` once the stream has ended.
         """
         raise NotImplementedError
+
+    def pause_s(self, size: int, now: float) -> float:
+        """Return how long the next turn may wait for more, after a turn that read `size` bytes."""
+        del now
+        return BURST_PAUSE_S if size <= BURST_BYTES else 0.0
 
     def end(self) -> None:
         """Pass on the last line and free the descriptor. May be called again."""
@@ -242,7 +254,10 @@ class FileStream(FollowedStream):
 class PipeStream(FollowedStream):
     """The read end of a pipe, or the master of a pseudo-terminal, with its last bytes kept."""
 
-    __slots__ = ("_has_read", "_left", "_marks", "_ring", "_ring_lock", "_tail_bytes_max")
+    __slots__ = (
+        "_breaks_with", "_has_read", "_left", "_log_tail", "_marks", "_ring", "_ring_lock",
+        "_room_bytes", "_tail_bytes_max", "_terminal_fd", "_turned_at",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -252,8 +267,14 @@ class PipeStream(FollowedStream):
         sinks: tuple[Sink, ...],
         *,
         tail_bytes_max: int,
+        log_tail: LogTail | None = None,
+        terminal_fd: int = -1,
+        breaks_with: Sink | None = None,
     ) -> None:
         super().__init__(name, fd, lines, sinks)
+        self._log_tail = log_tail
+        self._terminal_fd = terminal_fd
+        self._breaks_with = breaks_with
         self._ring = bytearray()
         self._ring_lock = threading.Lock()
         self._has_read = threading.Condition(self._ring_lock)
@@ -261,12 +282,12 @@ class PipeStream(FollowedStream):
         self._marks: deque[tuple[int, int]] = deque(maxlen=MARKS_MAX)
         self._left = HELD_BYTES_MAX
         os.set_blocking(fd, False)
-        if os.isatty(fd):
-            self.burst_bytes = TERMINAL_BURST_BYTES
-        else:
-            _enlarge_pipe(fd)
+        self._room_bytes = TERMINAL_ROOM_BYTES if os.isatty(fd) else _enlarge_pipe(fd)
+        self._turned_at = 0.0
 
     def take_turn(self) -> bool:
+        if self._terminal_fd >= 0:
+            copy_terminal_size(self._terminal_fd, self._fd)
         left = TURN_BYTES_MAX
         while left > 0:
             try:
@@ -283,14 +304,22 @@ class PipeStream(FollowedStream):
             if not data:
                 raise EOFError
             left -= len(data)
+            if self._log_tail is not None:
+                self._log_tail.write(data)
             self._lines.feed(data)
+            if self._breaks_with is not None and self._breaks_with.is_broken:
+                raise EOFError  # Closing the pipe lets the next write of the worker fail, too.
             if self.finishing:
                 self._left -= len(data)
                 if self._left <= 0:
                     raise EOFError
-            elif len(data) <= TERMINAL_BURST_BYTES:
+            elif len(data) < self._room_bytes // 2:
                 return False  # To continue now would read the worker's writes one by one.
         return True
+
+    def pause_s(self, size: int, now: float) -> float:
+        since, self._turned_at = now - self._turned_at, now
+        return min(BURST_PAUSE_S, since * FILL * self._room_bytes / max(size, 1))
 
     def catch_up(self, limit_s: float) -> bool:
         with self._ring_lock:
@@ -315,6 +344,8 @@ class PipeStream(FollowedStream):
         with self._ring_lock:
             super().end()
             self._has_read.notify_all()
+        if self._log_tail is not None:
+            self._log_tail.close()
 
     def tail(self, bytes_max: int = TAIL_BYTES_MAX) -> bytes:
         kept = min(bytes_max, self._tail_bytes_max)
@@ -340,15 +371,25 @@ class PipeStream(FollowedStream):
             del self._ring[:-limit]
 
 
+def copy_terminal_size(terminal_fd: int, fd: int) -> None:
+    """Give a pseudo-terminal the size of a real one, which may have changed."""
+    try:
+        size = fcntl.ioctl(terminal_fd, termios.TIOCGWINSZ, bytes(8))
+        fcntl.ioctl(fd, termios.TIOCSWINSZ, size)
+    except OSError:
+        pass  # The terminal was closed.
+
+
 def _unread(fd: int) -> int:
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-def _enlarge_pipe(fd: int) -> None:
+def _enlarge_pipe(fd: int) -> int:
+    """Return the capacity of a pipe, after an attempt to enlarge it."""
     try:
-        fcntl.fcntl(fd, _F_SETPIPE_SZ, PIPE_ROOM_BYTES)
+        return fcntl.fcntl(fd, _F_SETPIPE_SZ, PIPE_ROOM_BYTES)
     except OSError:
-        pass  # Not a pipe, or the user's limit of pipe memory is reached: keep the default.
+        return PIPE_DEFAULT_BYTES  # The user's limit of pipe memory is reached.
 
 
 # How long `finish` waits without progress. A stopped console must not block the end of the job, and a
@@ -359,10 +400,12 @@ DRAIN_S_MAX = 10.0
 UNWATCHED_INTERVAL_S = 0.1
 
 # A worker that writes many short lines would wake this thread for each line and so slow down the
-# training. So after a round in which each stream had only a few bytes (its `burst_bytes`), the next
+# training. So after a round in which each stream had only a few bytes, the next
 # round begins at least this much later. The first line after silence is not delayed. A longer pause
 # costs less, but shows lines later.
 BURST_PAUSE_S = 0.002
+# `poll` cannot wait for less.
+POLL_S_MIN = 0.001
 
 
 class LogFollower:
@@ -434,15 +477,29 @@ class LogFollower:
         to: Sink | None,
         tail_bytes_max: int = TAIL_BYTES_MAX,
         raw: bool = False,
+        log_tail: LogTail | None = None,
+        terminal_fd: int = -1,
+        breaks: bool = False,
     ) -> PipeStream:
         """Follow the read end of a pipe, or a terminal's master. The follower owns it from now on.
 
         It becomes non-blocking, and is closed when it ends or is finished. The other parameters are
         those of `follow_file`. The last `tail_bytes_max` bytes are kept for `tail()`. With `raw`, `to`
-        gets the bytes at once and unchanged, even if they are not whole lines.
+        gets the bytes at once and unchanged, even if they are not whole lines. `log_tail`, which the
+        follower owns too, gets all bytes. A terminal gets the size of the terminal `terminal_fd`. With
+        `breaks`, the stream ends as soon as nobody reads what `to` writes.
         """
         lines = RawBytes(to) if raw else self._lines(prefix, to, (), None, None)
-        stream = PipeStream(f"fd {fd}", fd, lines, _sinks(to, None), tail_bytes_max=tail_bytes_max)
+        stream = PipeStream(
+            f"fd {fd}",
+            fd,
+            lines,
+            _sinks(to, None),
+            tail_bytes_max=tail_bytes_max,
+            log_tail=log_tail,
+            terminal_fd=terminal_fd,
+            breaks_with=to if breaks else None,
+        )
         with self._lock:
             self._admit(stream)
             try:
@@ -610,8 +667,10 @@ class LogFollower:
     def _pause(self) -> None:
         """Let a burst of short lines accumulate, unless a caller needs something."""
         pause_s = self._not_before - time.monotonic()
-        if pause_s > 0:
+        if pause_s >= POLL_S_MIN:
             self._wake_poll.poll(pause_s * 1000)
+        elif pause_s > 0:
+            time.sleep(pause_s)
 
     def _changed(self, watch: int) -> Iterable[FollowedStream]:
         if watch == OVERFLOW:
@@ -620,7 +679,7 @@ class LogFollower:
 
     def _take_turns(self, ready: dict[FollowedStream, None]) -> None:
         """Give each ready stream one turn, and keep those that have more."""
-        few = True
+        pause_s = BURST_PAUSE_S
         for stream in list(ready):
             before = stream.bytes_read
             try:
@@ -632,10 +691,12 @@ class LogFollower:
                 more = False
                 console.warning(f"stopped following {stream.name}: {problem.strerror}")
                 self._retire(stream)
-            few = few and stream.bytes_read - before <= stream.burst_bytes
-            if not more:
+            pause_s = min(pause_s, stream.pause_s(stream.bytes_read - before, time.monotonic()))
+            if more:
+                pause_s = 0.0
+            else:
                 del ready[stream]
-        self._not_before = time.monotonic() + BURST_PAUSE_S if few else 0.0
+        self._not_before = time.monotonic() + pause_s if pause_s else 0.0
 
     def _retire(self, stream: FollowedStream) -> None:
         with self._lock:

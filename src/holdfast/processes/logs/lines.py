@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 # The kernel keeps a write to a pipe of up to this many bytes in one piece (PIPE_BUF of Linux), even if
 # other processes write to it.
 PIPE_PIECE_BYTES_MAX = 4096
+# A sink that favours speed writes this much and more at once. Another process that writes to the same pipe
+# could then interrupt a line, if the pipe is full.
+MUCH_BYTES = 1 << 16
 
 _GONE = (errno.EPIPE, errno.EBADF, errno.EIO, errno.ENXIO, errno.ECONNRESET)
 
@@ -52,15 +55,21 @@ class Sink:
     that passes a descriptor must keep it open as long as the sink is used.
     """
 
-    __slots__ = ("_fd", "_lock", "_owned", "_put", "_stream", "_warned", "bytes_written", "quiet")
+    __slots__ = (
+        "_favors_speed", "_fd", "_lock", "_owned", "_put", "_stream", "_warned", "bytes_written",
+        "is_broken", "quiet",
+    )  # fmt: skip
 
-    def __init__(self, destination: int | TextStream | None) -> None:
+    def __init__(self, destination: int | TextStream | None, *, favors_speed: bool = False) -> None:
+        self._favors_speed = favors_speed
         self._fd = -1
         self._stream: TextStream | None = None
         self._owned = False
         self._warned = False
         self._put: Callable[[bytes | bytearray, bytes, int], None]
         self.quiet = False
+        # Whether the destination is a pipe whose reader has closed it.
+        self.is_broken = False
         self.bytes_written = 0
         if isinstance(destination, int):
             self._fd = destination
@@ -82,7 +91,7 @@ class Sink:
             self.quiet = destination is None
 
     @classmethod
-    def of_stream(cls, stream: TextStream | None) -> Sink:
+    def of_stream(cls, stream: TextStream | None, *, favors_speed: bool = False) -> Sink:
         """Return a sink for a Python text stream; it writes to the stream's descriptor if it can rely on that.
 
         `fileno()` of a notebook's stream may return a descriptor whose output is not visible. So the
@@ -92,7 +101,7 @@ class Sink:
         if isinstance(stream, io.TextIOWrapper):
             try:
                 stream.flush()
-                return cls(stream.fileno())
+                return cls(stream.fileno(), favors_speed=favors_speed)
             except (OSError, ValueError):
                 pass  # In-memory or closed: write text, which works for both.
         return cls(stream)
@@ -142,6 +151,9 @@ class Sink:
 
     def _put_pipe(self, head: bytes | bytearray, body: bytes, end: int) -> None:
         """Write in pieces that end at line ends and that the kernel keeps whole."""
+        if self._favors_speed and end >= MUCH_BYTES:
+            self._put_fd(head, body, end)
+            return
         view = memoryview(body)
         start = 0
         if head:
@@ -188,6 +200,7 @@ class Sink:
     def _failed(self, problem: OSError) -> None:
         if problem.errno in _GONE:
             self.quiet = True
+            self.is_broken = problem.errno == errno.EPIPE
         elif not self._warned:
             # A full disk may have room again later: these lines are lost, but the sink continues.
             self._warned = True

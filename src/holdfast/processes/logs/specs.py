@@ -6,16 +6,16 @@ The layout below a log directory is TorchElastic's::
 
     <log_dir>/<run_id>_<8 random digits>/attempt_<restart_count>/
         filtered_stdout.log  filtered_stderr.log     only with duplicate filters
-        <local_rank>/stdout.log  stderr.log  error.json
+        <local_rank>/stdout.log  stderr.log  stdout.tail  stderr.tail  error.json
 
 Folders are created just before workers start, and never emptied. A second start with the same restart
 count (after a regroup) uses `attempt_<restart_count>_1` and so on. A removed directory is recreated. A program that
 calls `reify` itself, and then starts workers with the same specs, gets the same folder twice.
 
-A worker writes a redirected stream to a file itself, and inherits a stream for the console. The
-exception is standard error for the console: it passes through the agent, so that the failure report
-can show its end even for a program without an error file. If the console is a terminal, workers
-write to a pseudo-terminal.
+A worker writes a redirected stream to a file itself. Other streams pass through the agent, which shows
+them on the console, keeps the end of standard error for the failure report, and keeps a longer tail of
+both streams on disk (`log_tail`). If the console is a terminal, workers write to a pseudo-terminal.
+Without a tail, workers inherit standard output.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from holdfast.lazy_dataclass import factory_field, lazy_dataclass
 from holdfast.processes.failures import tracebacks
 from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.processes.logs import follower, lines
+from holdfast.processes.logs.log_tail import LogTail, remove_tail
 from holdfast.processes.logs.std import Std, to_map
 
 if TYPE_CHECKING:
@@ -66,8 +67,15 @@ class LogDirectoryTaken(UsageError, NotADirectoryError):
 # File systems allow 255 bytes in a name; the random suffix needs a few of them.
 NAME_BYTES_MAX = 200
 
-# The value in `LogsDest` for a stream that a worker inherits from the agent.
+# The first part of the name of each temporary directory.
+TEMPORARY_NAME = "holdfast"
+
+# The value in `LogsDest` for a stream without a file, which is shown on the console.
 INHERITED = ""
+
+# The last starts of workers whose tails are kept: the output of the workers before a restart shows why
+# there was one.
+STARTS_WITH_TAILS = 2
 
 _warned_of_filters = False
 
@@ -77,7 +85,8 @@ class LogsDest:
     """The paths for one start of the workers, by local rank.
 
     A path in `stdouts` or `stderrs` is empty if the worker shares the agent's stream.
-    `tee_stdouts` and `tee_stderrs` name the files that are also shown on the console.
+    `tee_stdouts` and `tee_stderrs` name the files that are also shown on the console. `tail_stdouts` and
+    `tail_stderrs` name the tails of the streams that have no file.
     """
 
     stdouts: dict[int, str] = factory_field(default_factory=dict)
@@ -87,6 +96,8 @@ class LogsDest:
     error_files: dict[int, str] = factory_field(default_factory=dict)
     filtered_stdout: str = ""
     filtered_stderr: str = ""
+    tail_stdouts: dict[int, str] = factory_field(default_factory=dict)
+    tail_stderrs: dict[int, str] = factory_field(default_factory=dict)
 
 
 class LogsSpecs(ABC):
@@ -145,6 +156,8 @@ class DefaultLogsSpecs(LogsSpecs):
         self._attempt_dir: str | None = None
         self._free_attempt = ("", "")  # Name and directory, until workers are started with them.
         self._run_dir_owner = -1  # The owner of the run's directory, as the file system reports it.
+        self._tails: list[list[str]] = []  # Of the last starts.
+        self._claim_fd = -1  # The locked file in a temporary directory that is removed at the end.
 
     @property
     def root_log_dir(self) -> str:
@@ -154,6 +167,7 @@ class DefaultLogsSpecs(LogsSpecs):
             self._is_temporary = True
             if self._is_for_one_launch and self.keeps_nothing:
                 Keeper.remove_if_killed(self._root_log_dir)
+                self._claim_fd = _claim(self._root_log_dir)
         elif self._root_log_dir != os.devnull:
             _make_dirs(self._root_log_dir)
         return self._root_log_dir
@@ -206,16 +220,19 @@ class DefaultLogsSpecs(LogsSpecs):
             _make_dir(worker_dir)
             dest.error_files[rank] = os.path.join(worker_dir, "error.json")
             env["TORCHELASTIC_ERROR_FILE"] = dest.error_files[rank]
-            for std, name, files, shown in (
-                (Std.OUT, "stdout.log", dest.stdouts, dest.tee_stdouts),
-                (Std.ERR, "stderr.log", dest.stderrs, dest.tee_stderrs),
+            for std, name, files, shown, tails in (
+                (Std.OUT, "stdout", dest.stdouts, dest.tee_stdouts, dest.tail_stdouts),
+                (Std.ERR, "stderr", dest.stderrs, dest.tee_stderrs, dest.tail_stderrs),
             ):
                 if not (redirects[rank] | tees[rank]) & std:
                     files[rank] = INHERITED if self._is_shown(rank) else os.devnull
+                    tails[rank] = os.path.join(worker_dir, f"{name}.tail")
                     continue
-                files[rank] = os.path.join(worker_dir, name)
+                files[rank] = os.path.join(worker_dir, f"{name}.log")
                 if tees[rank] & std and self._is_shown(rank):
                     shown[rank] = files[rank]
+        self._tails.append([*dest.tail_stdouts.values(), *dest.tail_stderrs.values()])
+        self._remove_tails(self._tails[:-STARTS_WITH_TAILS])
         return dest
 
     def for_another_run(self) -> DefaultLogsSpecs:
@@ -247,7 +264,7 @@ class DefaultLogsSpecs(LogsSpecs):
         """Remove the root directory and its contents, if it is temporary."""
         if self._is_temporary and not self._is_shared and self._root_log_dir is not None:
             _remove_tree(self._root_log_dir)
-            Keeper.keep_if_killed(self._root_log_dir)
+            self.keep()
             self._root_log_dir = self._run_dir = None
             self._is_temporary = False
 
@@ -267,10 +284,25 @@ class DefaultLogsSpecs(LogsSpecs):
             pass  # Another run has something in it.
         return True
 
+    def discard_tails(self) -> None:
+        """Remove the tails of the workers' output."""
+        self._remove_tails(self._tails)
+
+    def _remove_tails(self, tails: list[list[str]]) -> None:
+        for one in [*tails]:
+            for path in one:
+                remove_tail(path)
+            self._tails.remove(one)
+
     def keep(self) -> None:
         """Keep the directory from now on, even if this process is killed."""
         if self._root_log_dir is not None:
             Keeper.keep_if_killed(self._root_log_dir)
+        if self._claim_fd >= 0:
+            assert self._root_log_dir is not None
+            _remove_file(os.path.join(self._root_log_dir, CLAIM_FILE))
+            os.close(self._claim_fd)
+            self._claim_fd = -1
 
     def _discard(
         self, envs: dict[int, dict[str, str]], redirects: dict[int, Std], tees: dict[int, Std]
@@ -420,14 +452,77 @@ def _has_no_files(folder: str) -> bool:
     return os.path.isdir(folder) and not any(names for _, _, names in os.walk(folder))
 
 
-def _make_temporary_dir() -> str:
+def _temporary_folder() -> str:
     given = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
-    folders = [os.path.abspath(folder) for folder in given if folder]
-    folders.append("/tmp")  # noqa: S108 - the directory made in it has a random name and mode 0700
-    for folder in folders[:-1]:
+    for folder in (os.path.abspath(one) for one in given if one):
         if os.access(folder, os.W_OK | os.X_OK) and os.path.isdir(folder):
-            return _make_unique_dir(os.path.join(folder, "holdfast"))
-    return _make_unique_dir(os.path.join(folders[-1], "holdfast"))
+            return folder
+    return "/tmp"  # noqa: S108 - directories in it have a random name and mode 0700
+
+
+def _make_temporary_dir() -> str:
+    return _make_unique_dir(os.path.join(_temporary_folder(), TEMPORARY_NAME))
+
+
+# An agent removes its temporary directory at the end of the job, and its keeper does so if the agent is
+# killed. If both are killed, a later agent of the same user finds the directory by this file: the agent that
+# created it holds a lock on it.
+CLAIM_FILE = "in-use"
+# A newer file may not be locked yet.
+CLAIM_S_MIN = 60
+
+
+def _claim(folder: str) -> int:
+    """Create the locked file in a temporary directory; -1 if that is not possible."""
+    try:
+        fd = os.open(
+            os.path.join(folder, CLAIM_FILE),
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
+            0o600,
+        )
+    except OSError:
+        return -1
+    _is_locked_now(fd)
+    return fd
+
+
+def _is_locked_now(fd: int) -> bool:
+    """Lock a file if no other process has locked it, and return whether this one has."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def remove_abandoned_directories() -> None:
+    """Remove the temporary directories of this user's agents that were killed together with their keepers."""
+    try:
+        with os.scandir(_temporary_folder()) as entries:
+            folders = [one.path for one in entries if one.name.startswith(f"{TEMPORARY_NAME}_")]
+    except OSError:
+        return
+    flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    for folder in folders:
+        if _owner_of(folder) != os.geteuid():
+            continue
+        try:
+            fd = os.open(os.path.join(folder, CLAIM_FILE), flags)
+        except OSError:
+            continue  # It is kept.
+        try:
+            is_old = time.time() - os.fstat(fd).st_mtime >= CLAIM_S_MIN
+            if is_old and _is_locked_now(fd):
+                _remove_tree(folder)
+        finally:
+            os.close(fd)
+
+
+def _remove_file(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass  # It was removed already.
 
 
 def _make_dir(path: str, mode: int = 0o777) -> bool:
@@ -518,7 +613,9 @@ class WorkerStdio:
         stdout_filters: Sequence[str] = (),
         stderr_filters: Sequence[str] = (),
         capture_stderr: bool = True,
+        log_tail: int = 0,
     ) -> None:
+        """`log_tail` is the size of the tail of each worker's output; 0 for none."""
         reserve_standard_descriptors()
         self._dest = dest
         self._prefixes = {rank: prefix.encode() for rank, prefix in prefixes.items()}
@@ -527,6 +624,11 @@ class WorkerStdio:
             STDERR: usable_filters(dest.filtered_stderr, stderr_filters),
         }
         self._capture_stderr = capture_stderr
+        self._tail_bytes_max = log_tail // 2  # Of each stream.
+        self._tails: dict[tuple[int, int], LogTail] = {}
+        self._has_complained = False
+        self.tail_files: dict[tuple[int, int], str] = {}
+        """The tails by local rank and stream."""
         self._follower: LogFollower | None = None
         self._console_stuck = False
         self._closed = False
@@ -535,7 +637,7 @@ class WorkerStdio:
         self._hidden: set[tuple[int, int]] = set()
         self._files: list[tuple[int, int, str]] = []
         self._captured: dict[tuple[int, int], PipeStream] = {}
-        self._sinks: dict[int, Sink] = {}
+        self._sinks: dict[tuple[int, bool], Sink] = {}
         self._filtered: dict[int, Sink] = {}
         self._filtered_files: dict[int, TextIO] = {}
 
@@ -570,11 +672,20 @@ class WorkerStdio:
     def begin_following(self) -> None:
         self.begin_with_files()
         for (rank, which), fd in self._pipes.items():
-            sink = None if (rank, which) in self._hidden else self._console_sink(which)
+            # Without a tail, other processes could interrupt a worker's stdout as well.
+            sink = None
+            if (rank, which) not in self._hidden:
+                sink = self._console_sink(which, favors_speed=which == STDOUT)
             # Several workers on one pipe must not break each other's lines.
             raw = len(self._prefixes) == 1 or os.isatty(which)
             self._captured[rank, which] = self._follow().follow_fd(
-                fd, to=sink, tail_bytes_max=TAIL_BYTES_MAX, raw=raw
+                fd,
+                to=sink,
+                tail_bytes_max=TAIL_BYTES_MAX if which == STDERR else 0,
+                raw=raw,
+                log_tail=self._tails.pop((rank, which), None),
+                terminal_fd=which if os.isatty(fd) else -1,
+                breaks=which == STDOUT,
             )
         self._pipes.clear()
 
@@ -598,6 +709,9 @@ class WorkerStdio:
         for fd in self._pipes.values():
             os.close(fd)
         self._pipes.clear()
+        for tail in self._tails.values():
+            tail.close()
+        self._tails.clear()
         if self._follower is not None:
             self._follower.close(drain_s_max=0 if self._console_stuck else None)
             self._follower = None
@@ -673,20 +787,43 @@ class WorkerStdio:
         return os.open(os.devnull, os.O_RDONLY)
 
     def _open_output(self, rank: int, which: int, path: str) -> int:
-        hidden = path == os.devnull and which == STDERR and self._capture_stderr
-        if path and not hidden:
+        hidden = path == os.devnull
+        tail = None if path and not hidden else self._open_tail(rank, which)
+        keeps = tail is not None or (which == STDERR and self._capture_stderr)
+        if path and not (hidden and keeps):
             self._files.append((rank, which, path))
             return self._open_file(path)
         console = sys.stdout if which == STDOUT else sys.stderr
         inheritable = is_descriptor(console, which) and not hidden
-        if inheritable and (which == STDOUT or not self._capture_stderr):
+        if inheritable and not keeps:
             console.flush()
             return os.dup(which)
         read, write = self._open_pipe(which, is_terminal=inheritable and os.isatty(which))
         self._pipes[rank, which] = read
-        if hidden:  # The console does not show it, but the report needs its end.
+        if tail is not None:
+            self._tails[rank, which] = tail
+        if hidden:  # The console does not show it, but a report or the tail needs it.
             self._hidden.add((rank, which))
         return write
+
+    def _open_tail(self, rank: int, which: int) -> LogTail | None:
+        path = (self._dest.tail_stdouts if which == STDOUT else self._dest.tail_stderrs).get(rank)
+        inherits = which == STDERR and not self._capture_stderr
+        if not path or not self._tail_bytes_max or inherits:
+            return None
+        try:
+            tail = LogTail(path, self._tail_bytes_max, self._complain)
+        except OSError as problem:
+            self._complain(f"cannot create {path}: {problem.strerror}")
+            return None
+        self.tail_files[rank, which] = path
+        return tail
+
+    def _complain(self, text: str) -> None:
+        """Report the first problem of the tails; the others probably have the same reason."""
+        if not self._has_complained:
+            self._has_complained = True
+            console.warning(f"holdfast logs may lack output: {text}")
 
     def _open_file(self, path: str) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
@@ -718,8 +855,7 @@ class WorkerStdio:
         attributes = termios.tcgetattr(write)
         attributes[1] &= ~termios.OPOST
         termios.tcsetattr(write, termios.TCSANOW, attributes)
-        size = fcntl.ioctl(which, termios.TIOCGWINSZ, bytes(8))
-        fcntl.ioctl(write, termios.TIOCSWINSZ, size)
+        follower.copy_terminal_size(which, write)
         return read, write
 
     def _follow(self) -> LogFollower:
@@ -728,10 +864,13 @@ class WorkerStdio:
             self._follower.start()
         return self._follower
 
-    def _console_sink(self, which: int) -> Sink:
-        if which not in self._sinks:
-            self._sinks[which] = lines.Sink.of_stream(sys.stdout if which == STDOUT else sys.stderr)
-        return self._sinks[which]
+    def _console_sink(self, which: int, *, favors_speed: bool = False) -> Sink:
+        if (which, favors_speed) not in self._sinks:
+            stream = sys.stdout if which == STDOUT else sys.stderr
+            self._sinks[which, favors_speed] = lines.Sink.of_stream(
+                stream, favors_speed=favors_speed
+            )
+        return self._sinks[which, favors_speed]
 
     def _filtered_sink(self, which: int) -> Sink:
         """Return where the filtered lines of a stream go; all ranks share it."""

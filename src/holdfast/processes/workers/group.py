@@ -130,6 +130,8 @@ class GroupSpec(Value):
     duplicate_stdout_filters: list[str] | None = None
     duplicate_stderr_filters: list[str] | None = None
     capture_stderr: bool = True
+    log_tail: int = 0
+    """The bytes of each worker's output to keep on disk, if it has no file; 0 for none."""
     world_size: int = 0
     """The number of workers on all nodes; 0 if there are only those of this group."""
     defers_threads: bool = False
@@ -228,6 +230,7 @@ class RunningGroup(ABC):
             stdout_filters=spec.duplicate_stdout_filters or (),
             stderr_filters=spec.duplicate_stderr_filters or (),
             capture_stderr=spec.capture_stderr,
+            log_tail=spec.log_tail,
         )
         self.grace_s: float = SHUTDOWN_S
         self.reap_s: float = REAP_S
@@ -305,6 +308,16 @@ class RunningGroup(ABC):
 
     def pids(self) -> dict[int, int]:
         return dict(self._started)
+
+    def log_files(self) -> list[tuple[int, str, str]]:
+        """Return local rank, stream and path of each file with a worker's output, complete or a tail."""
+        tails = self._stdio.tail_files
+        found = [
+            (rank, name, tails.get((rank, which)) or files[rank])
+            for which, name, files in ((1, "stdout", self.stdouts), (2, "stderr", self.stderrs))
+            for rank in range(self.nprocs)
+        ]
+        return [(rank, name, path) for rank, name, path in found if path not in ("", os.devnull)]
 
     @property
     def filtered_stdout(self) -> TextIO | None:

@@ -442,12 +442,12 @@ class Top(App[None]):
 
     def _show(self) -> None:
         self._is_due = False
-        if self.page.is_mounted:
+        if self.is_running and self.page.is_mounted:
             self.page.show()
 
     def _tick(self) -> None:
         """Show the age of the state while the job does not respond."""
-        if self.job.problem and self.page.is_mounted:
+        if self.job.problem and self.is_running and self.page.is_mounted:
             self.page.show_head()
 
 
