@@ -385,18 +385,20 @@ def test_sampler_elastic_continues_within_an_epoch_with_fewer_workers_as_if_unin
     around.write_text(WITH_GLOO_AT_REST)
     dying.write_text(DIES_AFTER_TWO_SAVES)
 
-    def train(name: str, workers: int, wrapper: Path) -> tuple[int, str, str]:
+    def train(name: str, workers: int, wrapper: Path, *more: str) -> tuple[int, str, str]:
         folder = tmp_path / name
         launch = [*PROGRAMS["holdfast"], "run", "--preload", "torch,torch._dynamo"]
         script = [str(wrapper), str(EXAMPLES / name), "--folder", str(folder), "--epochs", "2"]
-        done = run([*launch, f"--nproc-per-node={workers}", *script])
+        done = run([*launch, f"--nproc-per-node={workers}", *script, *more])
         return done.returncode, done.stdout, done.stderr
 
     code, out, err = train(FIXED, 2, around)
     assert (code, len(re.findall(r"^epoch [01]: loss ", out, re.MULTILINE))) == (0, 2), out + err
-    code, out, err = train(SAMPLER, 3, dying)
+    # 3 and 2 workers round this batch down to the 24 of the first script, and the rate to its 0.05.
+    rounded = ("--batch=25", f"--rate={0.05 * 25 / 24}")
+    code, out, err = train(SAMPLER, 3, dying, *rounded)
     assert (code, re.findall(r"sample (\d+)", out)) == (9, ["120"]), out + err
-    code, out, err = train(SAMPLER, 2, around)
+    code, out, err = train(SAMPLER, 2, around, *rounded)
     seen = re.findall(r"epoch (\d), sample (\d+)", out)
     assert (code, seen[:3]) == (0, [("0", "360"), ("0", "480"), ("1", "120")]), out + err
     models = [torch.load(tmp_path / name / "model.pt") for name in (FIXED, SAMPLER)]
