@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.rendezvous.node_names import host_label
+from holdfast.rendezvous.handler import host_label
 from real_jobs import PATIENCE_S, WorkerMessages
 from real_teams import OBEY, STARTED, TEAM_HEAD, Cluster
 

@@ -13,7 +13,7 @@ from holdfast.agent.side_services import SideServices
 from holdfast.agent.spec import WorkerGroup
 from holdfast.agent.worker_processes import WorkerProcesses
 from holdfast.core.supervision import DEFAULT_SETTINGS, CoordinatedSupervision, Supervision
-from holdfast.rendezvous.handler import follows_views
+from holdfast.rendezvous.handler import follows_views, host_label
 
 if TYPE_CHECKING:
     from holdfast.agent.loop import JobPart, Workers
@@ -96,7 +96,7 @@ def machine_and_job(
         max_restarts=spec.max_restarts,
         stuck_limit_s=stuck_limit_s,
     )
-    machine.story.node = f"{os.uname().nodename}-{os.getpid()}"
+    machine.story.node = host_label()
     return machine, PolledJob(group, machine, reporter)
 
 

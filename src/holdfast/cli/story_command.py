@@ -60,20 +60,21 @@ class Listing:
     def __init__(self, lines: Sequence[StoryLine]) -> None:
         self.lines = lines
         self.causes: list[int | None] = []
-        steps: dict[str, int] = {}
+        steps: dict[str, list[int]] = {}
         senders: dict[str, list[int]] = {}
         for at, line in enumerate(lines):
-            steps.setdefault(line.step, at)
+            steps.setdefault(line.step, []).append(at)
             for message in MESSAGE.findall(line.effects):
                 senders.setdefault(message, []).append(at)
         for at, line in enumerate(lines):
-            found = steps.get(line.cause)
+            # The ids of an agent that was restarted begin again.
+            found = _nearest(steps.get(line.cause, []), at)
             if found is None:
                 # If a node sent the message to itself, the cause is its last earlier step that sent it.
                 sent = senders.get(line.cause, [])
                 own = [one for one in sent if one < at and lines[one].node == line.node]
                 others = [one for one in sent if lines[one].node != line.node]
-                found = own[-1] if own else next(iter(others), None)
+                found = own[-1] if own else _nearest(others, at)
             self.causes.append(found if found != at else None)
 
     def text(self, at: int, described: set[str]) -> str:
@@ -120,10 +121,10 @@ class Listing:
         """Return the index of a step, by its id or the end of it."""
         found = [at for at, line in enumerate(self.lines) if line.step == step]
         found = found or [at for at, line in enumerate(self.lines) if line.step.endswith(step)]
-        if len(found) != 1:
+        if len({self.lines[at].step for at in found}) != 1:
             what = "is not a step" if not found else "matches several steps"
             raise UsageError(f"{flag}: {step!r} {what} of these files; accepted: an id, as listed")
-        return found[0]
+        return found[-1]  # The newest, if the agent was restarted.
 
     def caused_by(self, first: int) -> set[int]:
         """Return the indices of a step and of all steps that it led to."""
@@ -141,6 +142,12 @@ class Listing:
             found.add(at)
             at = self.causes[at]
         return found
+
+
+def _nearest(steps: list[int], at: int) -> int | None:
+    """Return the last of these steps before another one, or else the first."""
+    before = [one for one in steps if one < at]
+    return before[-1] if before else next(iter(steps), None)
 
 
 def read(paths: Iterable[str]) -> list[StoryLine]:

@@ -38,7 +38,7 @@ from holdfast.processes.gpus import GpuUtilization
 from holdfast.processes.procfs import usage_of
 from holdfast.processes.stacks import dump_stacks
 from holdfast.processes.workers.pages import Progress, points_of
-from holdfast.rendezvous.node_names import host_label
+from holdfast.rendezvous.handler import host_label
 from holdfast.wire import messages
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.messages import (

@@ -161,3 +161,15 @@ class RendezvousHandler(ABC):
 def follows_views(handler: object) -> TypeGuard[MembershipHandler]:
     """Return whether the agent follows the views of a membership, instead of polling the handler."""
     return getattr(handler, "has_membership", False) is True
+
+
+def host_label(host: str = "") -> str:
+    """Return the short name of a host (this one), as part of a node id: without its domain and odd characters."""
+    host = host or os.uname().nodename
+    is_address = not host.strip("0123456789.") or ":" in host
+    name = host if is_address else host.partition(".")[0]
+    label = "".join(one if one.isascii() and (one.isalnum() or one == "_") else " " for one in name)
+    label = "-".join(label.split())
+    if not label or label.isdigit():  # Digits alone are the number of a node.
+        return f"node-{label}".strip("-")
+    return label

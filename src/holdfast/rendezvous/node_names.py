@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import socket
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.protocol import UNRESERVED
+from holdfast.rendezvous.handler import host_label
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,18 +37,6 @@ class NodeName(NamedTuple):
     id: str
     reserved_on: str = ""
     free: Callable[[], object] = lambda: None
-
-
-def host_label(host: str = "") -> str:
-    """Return the short name of a host (this one), as part of a node id: without its domain and odd characters."""
-    host = host or os.uname().nodename
-    is_address = not host.strip("0123456789.") or ":" in host
-    label = re.sub(r"[^A-Za-z0-9_]+", "-", host if is_address else host.partition(".")[0]).strip(
-        "-"
-    )
-    if not label or label.isdigit():  # Digits alone are the number of a node.
-        return f"node-{label}".strip("-")
-    return label
 
 
 def reserve_name(*scope: object) -> NodeName:

@@ -67,6 +67,21 @@ def test_story_shows_causes_and_effects_of_a_step(
     ]  # fmt: skip
 
 
+def test_causes_of_a_restarted_agent_are_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = "a/supervision#1\t\tjoining\tBegun\tFirst\na/session#1\ta/supervision#1\tup\tTick\t\n"
+    (tmp_path / "a").write_text(first + first.replace("First", "Second"))
+    assert dispatch(["story", "--why", "a/session#1", str(tmp_path / "a")]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "a/supervision#1", "a/session#1",
+    ]  # fmt: skip
+    assert dispatch(["story", "--from", "a/supervision#1", str(tmp_path / "a")]) == 0
+    printed = capsys.readouterr().out
+    assert "Second" in printed
+    assert "First" not in printed
+
+
 @pytest.mark.parametrize("step", ["nobody/supervision#1", "supervision#1"])
 def test_step_id_must_match_one_step(files: list[str], step: str) -> None:
     assert dispatch(["story", "--from", step, *files]) == 2

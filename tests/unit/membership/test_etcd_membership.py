@@ -26,7 +26,10 @@ from holdfast.membership.etcd import EtcdConnector, EtcdMembership
 from holdfast.membership.interface import JoinRefused, MembershipEvent
 from holdfast.membership.threaded import SessionDriver
 from holdfast.net.agent_port import AgentPort
-from holdfast.rendezvous.handler_registry import get_rendezvous_handler
+from holdfast.rendezvous import job_access
+from holdfast.rendezvous.etcd_handler import EtcdAccess, etcd_settings_of
+from holdfast.rendezvous.membership_handler import MembershipHandler
+from holdfast.rendezvous.node_names import NodeName
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
 from holdfast.store import DistStoreError
 from in_loop import in_loop
@@ -250,14 +253,15 @@ def test_older_store_stays_open_while_in_use(stores: GenerationStores) -> None:
 
 
 def test_summary_merges_the_leaders_record_and_node_statuses(
-    etcd: Etcd, client: EtcdClient
+    etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert read_job(client, "no such job") == (None, "")
+    # Two machines with one host name: the leader gives one of the nodes another id.
+    names = iter([NodeName("host", "machine 1"), NodeName("host", "machine 2")])
+    monkeypatch.setattr(job_access, "reserve_name", lambda *_: next(names))
     first, second = (
-        get_rendezvous_handler(
-            RendezvousParameters("etcd", etcd.endpoint, "job/1", 2, 2, node_id=name)
-        )
-        for name in "ab"
+        MembershipHandler(EtcdAccess(params, etcd_settings_of(params)))
+        for params in [RendezvousParameters("etcd", etcd.endpoint, "job/1", 2, 2)] * 2
     )
     joining = threading.Thread(target=second.next_rendezvous)
     joining.start()
@@ -266,10 +270,11 @@ def test_summary_merges_the_leaders_record_and_node_statuses(
     summary, leader = read_job(client, "job/1")
     assert summary is not None
     assert (summary.phase, summary.round, summary.generation) == ("active", 0, 0)
-    assert leader in ("a", "b")
+    assert leader == "host"  # The leader's key has the id from before.
     ranks = {one.node: one.rank for one in summary.nodes}
+    assert sorted(ranks) == ["host", "host-2"]
     assert sorted(ranks.values()) == [0, 1]
-    assert ranks["a"] == round_.rank
+    assert ranks[first.node_id] == round_.rank
     assert read_run_ids(client, running=True) == ["job/1"]
     second.shutdown()
     first.set_closed()

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
 from holdfast.core.protocol import UNRESERVED
-from holdfast.rendezvous import node_names
+from holdfast.rendezvous import job_access, node_names
+from holdfast.rendezvous.handler import host_label
 from holdfast.rendezvous.handler_registry import get_rendezvous_handler
 from holdfast.rendezvous.membership_handler import MembershipHandler
-from holdfast.rendezvous.node_names import host_label, reserve_name
+from holdfast.rendezvous.node_names import NodeName, reserve_name
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HERE = host_label()
 
@@ -44,7 +50,7 @@ def handler(run_id: str, endpoint: str, backend: str = "c10d", **conf: str) -> M
 
 
 @pytest.mark.parametrize("backend", ["c10d", "etcd", "ha", "file"])
-def test_agents_of_a_job_on_one_machine_have_different_ids(backend: str, tmp_path: object) -> None:
+def test_agents_of_a_job_on_one_machine_have_different_ids(backend: str, tmp_path: Path) -> None:
     run_id = os.urandom(8).hex()
     endpoint = str(tmp_path) if backend == "file" else "localhost:29400"
     first, second = handler(run_id, endpoint, backend), handler(run_id, endpoint, backend)
@@ -94,3 +100,25 @@ def test_id_is_unique_if_the_machine_cannot_reserve_one(monkeypatch: pytest.Monk
     first.free()
     monkeypatch.setattr(node_names, "BOOT_ID", "/nowhere")
     assert reserve_name(scope) == (HERE, UNRESERVED, second.free)
+
+
+@pytest.mark.parametrize("backend", ["c10d", "file"])
+def test_machines_with_one_host_name_get_different_ids(
+    backend: str, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = iter([NodeName("host", "machine 1"), NodeName("host", "machine 2")])
+    monkeypatch.setattr(job_access, "reserve_name", lambda *_: next(names))
+    endpoint = str(tmp_path) if backend == "file" else f"127.0.0.1:{port}"
+    first, second = (
+        get_rendezvous_handler(RendezvousParameters(backend, endpoint, "job", 2, 2))
+        for _ in range(2)
+    )
+    joining = threading.Thread(target=second.next_rendezvous)
+    joining.start()
+    first.next_rendezvous()
+    joining.join()
+    assert isinstance(first, MembershipHandler)
+    assert isinstance(second, MembershipHandler)
+    assert sorted([first.node_id, second.node_id]) == ["host", "host-2"]
+    second.shutdown()
+    first.shutdown()

@@ -69,6 +69,18 @@ def test_rotated_timeline_repeats_what_later_lines_need(tmp_path: Path) -> None:
     assert generation.last_step == 199
 
 
+def test_node_has_the_id_that_its_round_gives_it(tmp_path: Path) -> None:
+    """Two machines with one host name: one of them got another id after its run had begun."""
+    node = Timeline("host", rank=1)
+    node.run()
+    node.generation(0, 1.0, 1.1, nodes=2, members=("host", "host-2"))
+    path = node.write(tmp_path)
+    data = path.read_bytes()
+    path.write_bytes(data + data.splitlines(keepends=True)[0])  # As at the beginning of a file.
+    [run] = records.read([str(tmp_path)])
+    assert run.run.node == "host-2"
+
+
 def test_long_timeline_is_read_at_both_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

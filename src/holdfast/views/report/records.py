@@ -179,7 +179,8 @@ class NodeRun:
     """One run on one node: its timeline, and the files beside it."""
 
     def __init__(self, run: RunStarted, host: Host, folder: str = "", nodes: int = 1) -> None:
-        self.run, self.host = run, host
+        self.first_line = self.run = run
+        self.host = host
         self.folder = folder
         ranks = max(1, nodes * run.local_world_size)
         self._samples_max = max(SAMPLES_MIN, min(SAMPLES_MAX, SAMPLES_IN_ALL // ranks))
@@ -232,6 +233,7 @@ class NodeRun:
                 if is_again or len(self.details) >= GENERATIONS_MAX:
                     return
                 self.details[event.generation] = GenerationDetails(event)
+                self._note_name(event)
             case RunEnded():
                 self.end = event
             case _ if hasattr(event, "generation"):
@@ -240,6 +242,12 @@ class NodeRun:
                     return
                 self._add_details(details, event)
         self.history.add(event)
+
+    def _note_name(self, event: GenerationStarted) -> None:
+        """Note this node's id in the round: it may have got another one when it joined."""
+        rank = event.group_rank
+        if rank is not None and 0 <= rank < len(event.members):
+            self.run = RunStarted(**{**vars(self.run), "node": event.members[rank]})
 
     def _add_details(self, details: GenerationDetails, event: LifecycleEvent) -> None:
         match event:
@@ -271,7 +279,7 @@ def parse(lines: Iterable[bytes], folder: str = "", nodes: int = 1) -> list[Node
             unreadable += 1
             continue
         event = _value(line)
-        if runs and event == runs[-1].run:
+        if runs and event == runs[-1].first_line:
             continue  # Each file of a timeline begins with it.
         if isinstance(event, RunStarted):
             runs.append(NodeRun(event, line.host, folder, nodes))
