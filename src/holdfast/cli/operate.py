@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast import console
 from holdfast.cli.commands import COMMANDS
@@ -25,7 +26,12 @@ from holdfast.control.discovery import (
     location_of,
     stored_jobs,
 )
-from holdfast.control.job_client import ControlProblem, JobUnreachable
+from holdfast.control.job_client import (
+    ControlProblem,
+    JobNotFound,
+    JobUnreachable,
+    end_shown_by,
+)
 from holdfast.control.job_logs import follow_logs, parse_ranks
 from holdfast.control.name_matching import match_node
 from holdfast.core.limits import GRACE_S_MAX, REQUEST_WHY_CHARS_MAX
@@ -45,7 +51,7 @@ if TYPE_CHECKING:
 
 WATCH_EVERY_S = 1.0
 GIVE_UP_S = 60.0
-"""`status --watch` exits if the job is unreachable for this long."""
+"""`status --watch` exits if the job is unreachable for this long, and nothing told its end."""
 CLEAR = "\x1b[H\x1b[2J"
 
 FLAGS: dict[str, tuple[list[str], dict[str, Any]]] = {
@@ -56,7 +62,7 @@ FLAGS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "json": (["--json"], {"action": "store_true", "help": "print JSON"}),
     "watch": (
         ["--watch"],
-        {"action": "store_true", "help": "refresh every second, until Ctrl-C"},
+        {"action": "store_true", "help": "refresh every second, until the job ends"},
     ),
     "follow": (
         ["-f", "--follow"],
@@ -262,27 +268,42 @@ async def _jobs_of(choice: JobChoice) -> list[JobSummary]:
 @command
 async def show_status(args: argparse.Namespace) -> None:
     """Print the state of a job."""
-    async with await connect(args) as client:
-        last_problem = ""
-        now = asyncio.get_running_loop().time
-        reached_at = now()
+    now = asyncio.get_running_loop().time
+    last: JobSummary | None = None
+    last_problem, reached_at, has_left = "", now(), False
+    client = await connect(args)
+    try:
+        args.rdzv_id = client.run_id  # If the agent exits, another one of the same job replaces it.
         while True:
             try:
-                job = await client.status(watch=True)
-            except JobUnreachable as problem:
-                gives_up = client.is_over or now() - reached_at >= GIVE_UP_S
-                if not args.watch or gives_up:
+                if client.is_over and not client.outcome:  # There may be another agent here.
+                    has_left |= client.has_left
+                    client.close()
+                    client = await connect(args)
+                last = await client.status(watch=True)
+            except JobNotFound as problem:
+                hosts = [one.host for one in last.nodes] if last is not None else []
+                end = end_shown_by(problem, hosts, has_left=has_left)
+                if last is None or end is None:
                     raise
-                if problem.message != last_problem:
+                _show_status(args, replace(last, outcome=end[0], why=end[1]), ())
+                return
+            except JobUnreachable as problem:
+                is_lost = client.is_over and choice_of(args).names_endpoint
+                if not args.watch or is_lost or now() - reached_at >= GIVE_UP_S:
+                    raise
+                if problem.message != last_problem and not client.is_over:
                     _print_problems("status", [problem.message])
                 last_problem = problem.message
+                await asyncio.sleep(WATCH_EVERY_S)
             else:
-                last_problem = ""
-                reached_at = now()
-                _show_status(args, job, client.agents.unreached)
-            if not args.watch:
-                return
-            await asyncio.sleep(WATCH_EVERY_S)
+                last_problem, reached_at, has_left = "", now(), False
+                _show_status(args, last, client.agents.unreached)
+                if not args.watch or last.outcome:
+                    return
+                await client.wait_closed(WATCH_EVERY_S)
+    finally:
+        client.close()
 
 
 def _show_status(args: argparse.Namespace, job: JobSummary, unreached: Sequence[str]) -> None:

@@ -26,7 +26,9 @@ from holdfast.control.job_client import (
     Endpoint,
     JobClient,
     JobNotFound,
+    JobOver,
     JobUnreachable,
+    NoLocalAgent,
     open_contact,
     open_endpoint,
     open_socket,
@@ -121,11 +123,11 @@ async def find_job(
         run_id = match_name(choice.run_id, (one.here.run_id for one in found), "jobs")
         found = [one for one in found if one.here.run_id == run_id]
         if not found:
-            raise JobNotFound(
+            raise NoLocalAgent(
                 f"no agent of job {choice.run_id!r} runs on this machine", hint=ELSEWHERE
             )
     if not found:
-        raise JobNotFound("no job of yours runs on this machine", hint=ELSEWHERE)
+        raise NoLocalAgent("no job of yours runs on this machine", hint=ELSEWHERE)
     single_job(sorted({one.here.run_id for one in found}), "on this machine")
     return found[0], found
 
@@ -563,8 +565,10 @@ async def _open_any_agent(location: AgentDirectory) -> tuple[ControlConnection, 
         where = f"of {location.run_id!r} at {location.where}"
         if not found.contacts:
             job = await read(lambda: location.summary(location.run_id))
-            over = f"; the job is over: {job.outcome}" if job is not None and job.outcome else ""
-            raise JobNotFound(f"there is no agent {where}{over}")
+            if job is not None and job.outcome:
+                over = f"there is no agent {where}; the job is over: {job.outcome}"
+                raise JobOver(over, job.outcome, one_line(job.why))
+            raise JobNotFound(f"there is no agent {where}")
         raise JobUnreachable(
             f"the agents {where} are reachable only from their own hosts (control=off)"
         )
@@ -607,6 +611,7 @@ async def _first_that_responds(
         return responded[0]
     job = await read(lambda: location.summary(location.run_id))
     if job is not None and job.outcome:
-        raise JobNotFound(f"job {location.run_id!r} is over: {job.outcome}")
+        over = f"job {location.run_id!r} is over: {job.outcome}"
+        raise JobOver(over, job.outcome, one_line(job.why))
     assert problem is not None
     raise problem

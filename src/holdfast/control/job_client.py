@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 
-from holdfast.control.history import NodeHistory
+from holdfast.control.history import NodeHistory, RunEnd
 from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.coordinator.connections import ConnectFailed
 from holdfast.core.limits import NAME_CHARS_MAX, REQUEST_WHY_CHARS_MAX
+from holdfast.core.phases import JobOutcome
 from holdfast.core.protocol import Request
 from holdfast.core.requests import RequestRefusal
 from holdfast.errors import HoldfastError
@@ -53,7 +54,7 @@ from holdfast.wire.wire_limits import STATUS_FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from holdfast.coordinator.connections import ClientConnection
     from holdfast.core.requests import Action
@@ -106,6 +107,18 @@ class JobNotFound(ControlProblem):
     """There is no such job, node or worker, or the job is over."""
 
     exit_code = 1
+
+
+class NoLocalAgent(JobNotFound):
+    """No agent of the job runs on this machine; there may be others elsewhere."""
+
+
+class JobOver(JobNotFound):
+    """The job is over, with this outcome and for this reason."""
+
+    def __init__(self, message: str, outcome: str, why: str) -> None:
+        super().__init__(message)
+        self.outcome, self.why = outcome, why
 
 
 class RequestRefused(ControlProblem):
@@ -183,6 +196,24 @@ class JobClient:
     def is_over(self) -> bool:
         """Whether this client has lost its connection and has no other agent to connect to."""
         return bool(self.agents.own.problem) and not self.agents.is_lost
+
+    @property
+    def outcome(self) -> str:
+        """How the job ended, if the peer's last message said so."""
+        return self.agents.own.outcome
+
+    @property
+    def has_left(self) -> bool:
+        """Whether a signal stopped the peer, according to its last message."""
+        return self.agents.own.has_left
+
+    async def wait_closed(self, limit_s: float) -> None:
+        """Wait until the connection has closed, or the time has passed."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.agents.own.has_ended.wait()
+        except TimeoutError:
+            pass
 
     async def jobs(self) -> list[JobSummary]:
         """Return a summary of every job that this connection can see."""
@@ -321,6 +352,23 @@ class JobClient:
         return found
 
 
+def end_shown_by(
+    problem: JobNotFound, hosts: Iterable[str], *, has_left: bool
+) -> tuple[str, str] | None:
+    """Return the outcome of a job and the reason, if the problem shows that a watched job is over.
+
+    `hosts` are those of the job's nodes, and `has_left` means that a signal stopped the last known agent.
+    """
+    if isinstance(problem, JobOver):
+        return problem.outcome, problem.why
+    here = os.uname().nodename
+    if isinstance(problem, NoLocalAgent) and any(host != here for host in hosts):
+        return None
+    if has_left:
+        return JobOutcome.STOPPED.value, messages.ALL_LEFT
+    return RunEnd.LOST.value, "all its agents have exited"
+
+
 def author() -> str:
     """Return the name that requests carry as their author: `user@host`."""
     try:
@@ -345,6 +393,11 @@ class ControlConnection:
         """The node whose agent is the peer; empty for a coordinator."""
         self.problem = ""
         """Why the connection has ended, if it has."""
+        self.outcome = ""
+        """How the job ended, if the peer's last message said so; `problem` is then the reason."""
+        self.has_left = False
+        """Whether a signal stopped the peer, according to its last message."""
+        self.has_ended = asyncio.Event()
         self.send: Callable[[Query], None]
         self.close: Callable[[], object]
         self._replies: dict[int, asyncio.Queue[Reply]] = {}
@@ -353,7 +406,7 @@ class ControlConnection:
     def use(self, connection: ClientConnection) -> None:
         connection.expect_large(STATUS_FRAME_BYTES_MAX)
         connection.on_message = self.received
-        connection.on_closed = self.ended
+        connection.on_closed = lambda why: self.ended(why, connection.goodbye)
         self.send, self.close = connection.send_whole, connection.abort
 
     async def query(self, what: str, *, body: bytes = b"", limit_s: float = ANSWER_S) -> Reply:
@@ -362,7 +415,7 @@ class ControlConnection:
         try:
             self.send(Query(id=number, what=what, run_id=self.run_id, body=body))
             async with asyncio.timeout(limit_s):
-                return _checked(await replies.get())
+                return self._checked(await replies.get())
         except TimeoutError:
             self.ended(f"no response within {limit_s:g} s")
             self.close()
@@ -385,7 +438,7 @@ class ControlConnection:
                     self.send(Query(id=number, what=messages.MORE, run_id=self.run_id, body=body))
                     continue
                 is_over = reply.last or bool(reply.refusal)
-                if _checked(reply).body:
+                if self._checked(reply).body:
                     yield reply
         finally:
             del self._replies[number]
@@ -393,16 +446,35 @@ class ControlConnection:
                 self.send(Query(id=number, what=messages.CANCEL, run_id=self.run_id))
 
     def _begin(self) -> tuple[int, asyncio.Queue[Reply]]:
-        if self.problem:
-            raise JobUnreachable(self.problem)
+        self._check()
         self._ids += 1
         queue: asyncio.Queue[Reply] = asyncio.Queue()
         self._replies[self._ids] = queue
         return self._ids, queue
 
+    def _checked(self, reply: Reply) -> Reply:
+        """Return a reply; if it is a refusal, raise the matching error."""
+        if not reply.refusal:
+            return reply
+        why = one_line(reply.why) or reply.refusal
+        if reply.refusal == RequestRefusal.NO_ANSWER.value:
+            if self.outcome:
+                self._check()
+            raise JobUnreachable(why)
+        if reply.refusal == RequestRefusal.NO_SUCH_JOB.value:
+            raise JobNotFound(why)
+        raise RequestRefused(why, reply.refusal)
+
+    def _check(self) -> None:
+        """Raise if the connection has ended."""
+        if self.outcome:
+            raise JobOver(f"the job is over: {self.outcome}", self.outcome, self.problem)
+        if self.problem:
+            raise JobUnreachable(self.problem)
+
     def received(self, message: Message) -> None:
         if isinstance(message, Goodbye):
-            self.ended(quoted(message.why) or "the connection was closed")
+            self.ended(quoted(message.why) or "the connection was closed", message)
         elif isinstance(message, Reply):
             queue = self._replies.get(message.id)
             if queue is not None and queue.qsize() < REPLIES_MAX:
@@ -411,25 +483,16 @@ class ControlConnection:
                 self.ended("receive buffer overflow; closing the connection")
                 self.close()
 
-    def ended(self, why: str) -> None:
+    def ended(self, why: str, last: Goodbye | None = None) -> None:
         if self.problem:
             return
         self.problem = why
+        if last is not None:
+            self.outcome, self.has_left = quoted(last.outcome), last.left
+        self.has_ended.set()
         lost = RequestRefusal.NO_ANSWER.value
         for number, queue in self._replies.items():
             queue.put_nowait(Reply(id=number, refusal=lost, why=why))
-
-
-def _checked(reply: Reply) -> Reply:
-    """Return a reply; if it is a refusal, raise the matching error."""
-    if not reply.refusal:
-        return reply
-    why = one_line(reply.why) or reply.refusal
-    if reply.refusal == RequestRefusal.NO_ANSWER.value:
-        raise JobUnreachable(why)
-    if reply.refusal == RequestRefusal.NO_SUCH_JOB.value:
-        raise JobNotFound(why)
-    raise RequestRefused(why, reply.refusal)
 
 
 class _AtSocket(asyncio.Protocol):
@@ -601,7 +664,7 @@ class AgentConnections:
     @property
     def is_lost(self) -> bool:
         """Whether the agent at `own` has exited, and another can replace it."""
-        return bool(self.own.problem) and self._reopen is not None
+        return bool(self.own.problem) and not self.own.outcome and self._reopen is not None
 
     async def any_connection(self) -> ControlConnection:
         """Return a connection for queries about the whole job. If its agent has exited, use another agent."""

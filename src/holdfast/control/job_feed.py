@@ -11,9 +11,16 @@ in one line, and `run` retries. It returns only when it is cancelled.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
-from holdfast.control.job_client import ControlProblem, JobUnreachable
+from holdfast.control.job_client import (
+    ControlProblem,
+    JobNotFound,
+    JobOver,
+    JobUnreachable,
+    end_shown_by,
+)
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -50,6 +57,8 @@ class JobFeed:
         self._history_wanted = asyncio.Event()
         self._history_mark: object = None
         self._history_at = 0.0
+        self._has_left = False
+        """Whether a signal stopped the agent that this feed used last."""
 
     async def run(self) -> None:
         """Follow the job until cancelled."""
@@ -63,12 +72,22 @@ class JobFeed:
                 problem = _first(problems)
                 if self.job.problem == "":
                     pause_s = RETRY_S
-                self.job.lost(problem)
+                self._has_left |= self.client is not None and self.client.has_left
+                self.job.lost(problem.message)
+                self._note_end(problem)
             finally:
                 self.client = None
             self._changed()
             await asyncio.sleep(pause_s)
             pause_s = min(RETRY_S_MAX, 2 * pause_s)
+
+    def _note_end(self, problem: HoldfastError) -> None:
+        """Note the end of the job, if a problem shows it."""
+        if isinstance(problem, JobNotFound) and self.job.updated_at is not None:
+            hosts = [one.host for one in self.job.nodes]
+            end = end_shown_by(problem, hosts, has_left=self._has_left)
+            if end is not None:
+                self.job.ended(*end, time.time())
 
     async def _follow(self, client: JobClient) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -90,7 +109,7 @@ class JobFeed:
         now = asyncio.get_running_loop().time
         summary = await client.status(watch=True)
         while True:
-            self.client = client
+            self.client, self._has_left = client, False
             self.job.connected()
             self.job.add_summary(now(), summary)
             self._changed()
@@ -133,9 +152,11 @@ class JobFeed:
             self._changed()
 
 
-def _first(problems: BaseExceptionGroup[HoldfastError]) -> str:
-    one: BaseException = problems
+def _first(problems: BaseExceptionGroup[HoldfastError]) -> HoldfastError:
+    """Return the first problem, or that the job is over if any of them says so."""
+    over = problems.subgroup(JobOver)
+    one: BaseException = problems if over is None else over
     while isinstance(one, BaseExceptionGroup):
         one = one.exceptions[0]
     assert isinstance(one, HoldfastError)
-    return one.message
+    return one

@@ -269,6 +269,8 @@ class LiveJob:
         self.events: deque[EventRecord] = deque(maxlen=EVENTS_MAX)
         self.updated_at: float | None = None
         self._job_ended: EventRecord | None = None
+        self._told: JobEnd | None = None
+        """The end of the job, if the last message of its agent or coordinator told it."""
         self._run_ends: dict[str, EventRecord] = {}
         """How each node's run ended. An empty key is an agent without a node name, which is the job's only agent."""
         self._workers_failed: EventRecord | None = None
@@ -300,6 +302,15 @@ class LiveJob:
         """Note that the job does not respond, and why."""
         self.problem = problem
         self.version += 1
+
+    def ended(self, outcome: str, why: str, wall: float) -> None:
+        """Note the end of the job, from the last message of its agent or coordinator."""
+        if self._told is None:
+            self._told, self._generations = (
+                JobEnd(outcome=_run_end(outcome), why=why, wall=wall),
+                None,
+            )
+            self.version += 1
 
     def add_summary(self, now: float, job: JobSummary) -> None:
         """Add the state of the job, with the last reports of its nodes."""
@@ -395,7 +406,7 @@ class LiveJob:
                 wall=ended.wall if ended is not None else None,
             )
         if "" not in ends and not (self.nodes and all(one.node in ends for one in self.nodes)):
-            return None
+            return self._told
         last = max(ends.values(), key=lambda one: one.wall)
         found = [
             NodeEnd(_run_end(one.outcome), header.generation, one.wall) for one in ends.values()

@@ -19,7 +19,7 @@ import asyncio
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
@@ -29,8 +29,10 @@ from holdfast.control.log_streams import LogStream
 from holdfast.control.series import Recent, Sample, json_loss, series_of_node
 from holdfast.coordinator.connections import ConnectFailed
 from holdfast.core.limits import DURATION_S_MAX, WHY_CHARS_MAX
+from holdfast.core.phases import JobOutcome, NodePhase, NodeRole
 from holdfast.core.protocol import Request
 from holdfast.core.requests import RequestRefusal
+from holdfast.core.supervision import StopReason
 from holdfast.net.loop_thread import LoopThread
 from holdfast.observe import lifecycle
 from holdfast.printable import one_line, quoted
@@ -101,6 +103,20 @@ STACKS_CHARS_MAX = 64 * 1024
 """The length of one worker's stacks; the rest is cut off."""
 
 
+LAST_QUERY_S = 0.5
+"""How long an agent that leaves may ask whether others of its job remain."""
+
+
+class RunEnding(NamedTuple):
+    """The end of an agent's run, for its clients."""
+
+    why: str = "the agent has exited"
+    outcome: str = ""
+    """The outcome of the job, if it is over as far as this agent knows."""
+    has_left: bool = False
+    """Whether a signal stopped this agent, and others may continue."""
+
+
 class NoResponse(Exception):
     """A query cannot be answered now; the message is the reason."""
 
@@ -126,7 +142,8 @@ class Client:
     def unread_bytes(self) -> int:
         raise NotImplementedError
 
-    def drop(self, why: str) -> None:
+    def drop(self, why: str, outcome: str = "", *, left: bool = False) -> None:
+        """Close the connection; see `Goodbye`."""
         raise NotImplementedError
 
     def forget(self) -> None:
@@ -139,6 +156,11 @@ class Client:
 
     def replied(self, _: object) -> None:
         self.pending -= 1
+
+
+def goodbye(why: str, outcome: str, *, left: bool) -> bytes:
+    """Return the frame of a `Goodbye`."""
+    return encode_frame(Goodbye(why=one_line(why, WHY_CHARS_MAX), outcome=outcome, left=left))
 
 
 class SocketClient(Client, asyncio.Protocol):
@@ -182,9 +204,9 @@ class SocketClient(Client, asyncio.Protocol):
     def unread_bytes(self) -> int:
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
-    def drop(self, why: str) -> None:
+    def drop(self, why: str, outcome: str = "", *, left: bool = False) -> None:
         if self._transport is not None:
-            self._transport.write(encode_frame(Goodbye(why=one_line(why, WHY_CHARS_MAX))))
+            self._transport.write(goodbye(why, outcome, left=left))
             self._transport.close()
 
     # Queries for the coordinator.
@@ -202,7 +224,7 @@ class SocketClient(Client, asyncio.Protocol):
             upstream = await self.server.connect()
             upstream.expect_large(STATUS_FRAME_BYTES_MAX)
             upstream.on_message = self.send
-            upstream.on_closed = self.drop
+            upstream.on_closed = lambda why: self.drop(why, quoted(upstream.goodbye.outcome))
             self._upstream = upstream
             for message in self._unsent:
                 upstream.send_whole(message)
@@ -241,7 +263,8 @@ class CoordinatorClient(Client):
     def unread_bytes(self) -> int:
         return self.connection.unsent_bytes
 
-    def drop(self, why: str) -> None:
+    def drop(self, why: str, outcome: str = "", *, left: bool = False) -> None:
+        del outcome, left  # The coordinator knows it.
         self.connection.close(why)
         self._closed(why)
 
@@ -279,25 +302,76 @@ class NodeServer:
         return getattr(self._handler, "node_id", "")
 
     def close(self) -> None:
-        """End the thread and the connections."""
+        """End the thread and the connections; clients learn how the job ended, if this agent knows."""
+        end = ending_of(self._agent, self._point.history)
         try:
-            self._thread.run(self._end(), CLOSE_S)
+            self._thread.run(self._end(end), CLOSE_S)
         except (TimeoutError, RuntimeError):
             pass  # For example, a file system hangs. The thread ends with the process.
         self._thread.stop()
 
-    async def _end(self) -> None:
+    async def _end(self, end: RunEnding) -> None:
         self._gpus.close()
         if self._port is not None:
             self._port.close()
+        if end.has_left and self.clients and await self._have_others_left():
+            end = RunEnding(messages.ALL_LEFT, JobOutcome.STOPPED.value)
+        self._send_last_report()
         for client in [*self.clients]:
-            client.drop("the agent has exited")
+            client.drop(end.why, end.outcome, left=end.has_left)
             client.forget()
         if self._reporting is not None:
             self._reporting.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.sleep(0)
+
+    def _send_last_report(self) -> None:
+        """Send the coordinator the events that its clients do not have yet."""
+        if self._unreported and self._membership is not None:
+            # The agent's loop waits for this thread, so this thread may read its state.
+            report = report_of(self._agent, self._point.history)
+            self._send(report, self._unreported)
+
+    def _send(self, report: NodeReport, events: list[EventRecord]) -> None:
+        view = self._membership.view if self._membership is not None else None
+        if self._membership is not None and view is not None:
+            self._membership.control.send_report(
+                msgspec.structs.replace(report, incarnation=view.incarnation, events=events)
+            )
+
+    async def _have_others_left(self) -> bool:
+        """Whether this agent, which leaves because of a signal, is the last of its job."""
+        try:
+            async with asyncio.timeout(LAST_QUERY_S):
+                job = await self._summary()
+        except (TimeoutError, NoResponse, ConnectFailed, WireError):
+            return False
+        others = [one for one in job.nodes if one.node != self._node] if job is not None else []
+        return job is not None and all(one.phase == NodePhase.LEAVING.value for one in others)
+
+    async def _summary(self) -> JobSummary | None:
+        """Return the state of the job, from the coordinator or from where the nodes store it."""
+        if self._membership is None:
+            return None
+        if not self._has_coordinator:
+            return await _read_stored(self._membership.control.summary)
+        connection = await self.connect()
+        connection.expect_large(STATUS_FRAME_BYTES_MAX)
+        replies: asyncio.Queue[Message] = asyncio.Queue()
+        connection.on_message = replies.put_nowait
+        query = messages.pack(messages.StatusQuery())
+        try:
+            connection.send_whole(
+                Query(id=1, what=messages.STATUS, run_id=self._run_id, body=query)
+            )
+            reply = await replies.get()
+        finally:
+            connection.abort()
+        if not isinstance(reply, Reply) or not reply.body:
+            return None
+        jobs = messages.unpack(messages.JobSummaries, reply.body).jobs
+        return jobs[0] if jobs else None
 
     def _log_failure(self, what: str) -> None:
         console.debug(f"control server: {what}")
@@ -413,11 +487,8 @@ class NodeServer:
             report = self._stuck_report()
         size = messages.EVENTS_AT_ONCE
         events, self._unreported = self._unreported[:size], self._unreported[size:]
-        view = self._membership.view if self._membership is not None else None
-        if self._membership is not None and view is not None and (every_s or events):
-            self._membership.control.send_report(
-                msgspec.structs.replace(report, incarnation=view.incarnation, events=events)
-            )
+        if every_s or events:
+            self._send(report, events)
         if every_s or self._unreported:
             self._report_soon(0.05 if self._unreported else every_s)
 
@@ -782,6 +853,37 @@ def _worker_state(history: History, local_rank: int, pid: int) -> WorkerState:
         return WorkerState.RUNNING
     _, state = history.workers.get(local_rank, (None, WorkerState.TERMINATED))
     return state if state is not WorkerState.RUNNING else WorkerState.TERMINATED
+
+
+OUTCOMES = {
+    RunEnd.SUCCEEDED: JobOutcome.SUCCEEDED,
+    RunEnd.FAILED: JobOutcome.FAILED,
+    RunEnd.ERROR: JobOutcome.FAILED,
+    RunEnd.STOPPED: JobOutcome.STOPPED,
+    RunEnd.LEFT: JobOutcome.STOPPED,
+}
+"""How a job of one node ended, by the end of its run."""
+
+
+def ending_of(agent: ControlledAgent, history: History) -> RunEnding:
+    """Return the end of an agent's run, and that of its job if this agent knows it."""
+    end = history.run_end
+    has_left = end is RunEnd.LEFT
+    if agent.membership is not None:
+        view = agent.membership.view
+        if view is not None and view.role is NodeRole.CLOSED and view.outcome is not None:
+            return RunEnding(view.why, view.outcome.value)
+        return RunEnding(has_left=has_left)
+    if end not in OUTCOMES or (agent.group.group_world_size or 1) > 1:
+        return RunEnding()
+    newest = history.newest
+    cause = newest.cause or newest.detail if newest is not None else ""
+    why = {
+        RunEnd.SUCCEEDED: StopReason.SUCCEEDED.value,
+        RunEnd.STOPPED: agent.machine.request_text,
+        RunEnd.LEFT: StopReason.SIGNAL.value,
+    }.get(end, cause or "an error of the agent ended it")
+    return RunEnding(why, OUTCOMES[end].value)
 
 
 def node_name(agent: ControlledAgent) -> str:

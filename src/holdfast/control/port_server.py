@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.control.node_server import CONNECTIONS_MAX, Client
+from holdfast.control.node_server import CONNECTIONS_MAX, Client, goodbye
 from holdfast.coordinator.admission import HANDSHAKE_S, Acceptor
 from holdfast.coordinator.connections import READ_BYTES, ServerConnection
 from holdfast.core.limits import WHY_CHARS_MAX
@@ -19,7 +19,6 @@ from holdfast.net.peer_user import NOT_REPORTED, UNKNOWN, is_own_user
 from holdfast.net.tls import mutual_context
 from holdfast.printable import one_line, quoted
 from holdfast.wire.frames import encode_frame
-from holdfast.wire.messages import Goodbye
 from holdfast.wire.wire_errors import HandshakeRefused
 from holdfast.wire.wire_limits import FRAME_BYTES_MAX, STATUS_FRAME_BYTES_MAX
 
@@ -55,8 +54,8 @@ class PortClient(Client):
     def unread_bytes(self) -> int:
         return self.peer.unread_replies_bytes
 
-    def drop(self, why: str) -> None:
-        self.peer.close(encode_frame(Goodbye(why=one_line(why, WHY_CHARS_MAX))))
+    def drop(self, why: str, outcome: str = "", *, left: bool = False) -> None:
+        self.peer.close(goodbye(why, outcome, left=left))
 
 
 class PortServer:

@@ -529,6 +529,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_transport",
         "confirmed_at",
         "ended",
+        "goodbye",
         "on_closed",
         "on_message",
         "problem",
@@ -542,6 +543,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.on_message: Callable[[Message], None] | None = None
         self.on_closed: Callable[[str], None] | None = None
         self.problem: ConnectFailed | None = None
+        self.goodbye = Goodbye()
+        """The last message of the other side, if it closed the connection intentionally."""
         self.confirmed_at: float | None = None
         self._buffer = connector.read_buffer
         self._has_tls = connector.has_tls
@@ -662,6 +665,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _received(self, message: Message) -> None:
         if type(message) is Goodbye:
             why = quoted(message.why) or f"{self._server} closed the connection"
+            self.goodbye = message
             self._end(ConnectFailed(why))
         elif self.on_message is not None:
             self.on_message(message)

@@ -31,7 +31,7 @@ from holdfast.coordinator.state_file import WriteAhead
 from holdfast.core.coordinator_machine import ConnectionClosed, CoordinatorMachine, StatusReceived
 from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.machine import TICK
-from holdfast.core.phases import NodeRole
+from holdfast.core.phases import JobOutcome, NodePhase, NodeRole
 from holdfast.core.protocol import Ack, Heartbeat, Status, View
 from holdfast.core.quotas import CONNECTIONS_MAX, UNREAD_REPLIES_BYTES_MAX, AddressShares
 from holdfast.core.rounds import JobPhase
@@ -44,6 +44,7 @@ from holdfast.printable import one_line, quoted
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.handshake import is_job_token
 from holdfast.wire.messages import (
+    ALL_LEFT,
     Attach,
     Goodbye,
     Message,
@@ -533,9 +534,9 @@ class CoordinatorServer:
         self._acceptor.close()
         self._operators.changed(self._changed)
         self._operators.publish()
-        goodbye = encode_frame(Goodbye(why=why))
         for peer in tuple(self._peers):
-            peer.close(goodbye)
+            ended = self._end_of(peer.run_id) if why == STOPPING else None
+            peer.close(encode_frame(ended or Goodbye(why=why)))
         deadline = self._loop.time() + STOP_S
         while self._peers and self._loop.time() < deadline:
             self._peers_changed.clear()
@@ -551,6 +552,18 @@ class CoordinatorServer:
             self._batch.cancel()
         if self._write_ahead is not None:
             self._write_ahead.close()
+
+    def _end_of(self, run_id: str) -> Goodbye | None:
+        """Return the end of a job; None if it may continue. Without a run id, it is that of the only job."""
+        jobs = [one.job for name, one in self.machine.jobs.items() if run_id in ("", name)]
+        if len(jobs) != 1:
+            return None
+        [job] = jobs
+        if job.outcome is not None:
+            return Goodbye(why=one_line(job.why, WHY_CHARS_MAX), outcome=job.outcome.value)
+        if all(node.phase is NodePhase.LEAVING for node in job.nodes.values()):
+            return Goodbye(why=ALL_LEFT, outcome=JobOutcome.STOPPED.value)
+        return None
 
     def _make_peer(self, address: str, local_address: str) -> ServerConnection:
         return ServerConnection(self, self._token, address, local_address)

@@ -62,7 +62,7 @@ class _Process:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         stat = stat_of(pid)
-        self.parent, self.session, self.is_ended = stat.parent, stat.session, stat.has_ended
+        self.parent, self.group, self.is_ended = stat.parent, stat.group, stat.has_ended
         self.env = initial_environment(pid)
 
     def identity(self) -> tuple[str, str] | None:
@@ -85,8 +85,8 @@ def local_workers() -> list[LocalWorker]:
         if identity is not None:
             if parent is None or parent.identity() != identity:
                 found.append(LocalWorker(process.pid, process.env))
-        elif process.session == process.pid:
-            # Each of our workers leads a session. A forked worker has its variables only in memory.
+        elif process.group == process.pid:
+            # Each of our workers leads a process group. A forked worker has its variables only in memory.
             env = current_environment(process.pid)
             if RUN_ID in env and RANK in env:
                 found.append(LocalWorker(process.pid, env))

@@ -47,7 +47,6 @@ class Stat(Value):
     state: str = ""
     parent: int = 0
     group: int = 0
-    session: int = 0
 
     @property
     def has_ended(self) -> bool:
@@ -167,7 +166,7 @@ def describe(pid: int) -> str:
 def _stat(folder: str) -> Stat:
     # The name of the program, in brackets, may contain blanks and brackets.
     _, bracket, fields = _read(f"{folder}/stat").rpartition(")")
-    state, *numbers = (fields.split()[:4] if bracket else ()) or ("",)
+    state, *numbers = (fields.split()[:3] if bracket else ()) or ("",)
     return Stat(state, *map(int, numbers))
 
 

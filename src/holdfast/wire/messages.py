@@ -166,10 +166,18 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """False if retrying later may help."""
 
 
+ALL_LEFT = "signals stopped all its agents"
+"""Why a job that decided no outcome is over."""
+
+
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """The sender closes the connection intentionally."""
 
     why: Why = ""
+    outcome: Name = ""
+    """How the job ended, if the sender knows that it is over; `why` is then the reason."""
+    left: bool = False
+    """Whether a signal stopped the sender's agent, and others of the job may continue."""
 
 
 # Large messages.

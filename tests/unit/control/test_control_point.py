@@ -16,6 +16,7 @@ from holdfast.control import node_server
 from holdfast.control.control_point import ControlPoint
 from holdfast.control.history import NodeHistory, NodeState
 from holdfast.control.node_server import own_summary, record_of
+from holdfast.core.phases import NodeRole
 from holdfast.core.protocol import Request, RequestAnswer
 from holdfast.core.requests import Action, RequestRefusal
 from holdfast.core.supervision import Begun, RoundJoined, Supervision, WorkersStarted
@@ -43,7 +44,7 @@ class Membership:
     def __init__(self) -> None:
         self.reports: queue.Queue[NodeReport] = queue.Queue()
         self.requests: list[Request] = []
-        self.view = SimpleNamespace(answered=None, incarnation=1)
+        self.view = SimpleNamespace(answered=None, incarnation=1, role=NodeRole.MEMBER)
         self.control = SimpleNamespace(
             port=None,
             has_coordinator=True,
