@@ -162,6 +162,8 @@ def test_failed_member_restarts_no_worker_and_a_killed_agent_leaves_nothing(
         starts = cluster.form("a", "b", "c")
         assert len(cluster.folders()) == LISTED
         hung = etcd_of(cluster.agents["a"])
+        with open(f"/proc/{hung}/cmdline") as command:
+            assert "--experimental-corrupt-check-time=1m\0" in command.read()
         assert hung not in {one.pid for one in local_workers()}
         os.kill(hung, signal.SIGSTOP)
         # Now the majority is down for a moment.
