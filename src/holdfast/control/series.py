@@ -164,16 +164,21 @@ def spread(edges: Sequence[float], values: Iterable[Interval]) -> list[float | N
 
 
 def series_of_node(
-    generations: Sequence[Sequence[Sequence[CurvePoint]]], usage: Series, now: float
+    generations: Sequence[Sequence[Sequence[CurvePoint]]],
+    memory: Sequence[tuple[float, int]],
+    usage: Series,
+    now: float,
 ) -> Series:
     """Return the series of a node from the curves of its workers, by generation and worker.
 
-    `usage` has the memory and GPU utilization, as far as somebody watched.
+    `usage` has the memory and GPU utilization, as far as somebody watched. `memory` has the bytes at other
+    times.
     """
     curves = [[curve for curve in workers if curve] for workers in generations]
     first_ns = min((curve[0].at_ns for workers in curves for curve in workers), default=0)
-    begin = min([first_ns / 1e9 or now, *usage.edges[:1]])
+    begin = min([first_ns / 1e9 or now, *usage.edges[:1], *(at for at, _ in memory[:1])])
     edges = edges_between(begin, now)
+    noted = [Interval(since, until, size or None) for (since, _), (until, size) in pairwise(memory)]
     rates: list[list[float | None]] = []
     losses: list[list[float | None]] = []
     for workers in curves:
@@ -185,7 +190,11 @@ def series_of_node(
         edges=edges,
         rates=_last_known(rates, len(edges) - 1),
         losses=_last_known(losses, len(edges) - 1),
-        rss=_whole(spread(edges, _intervals(usage, usage.rss))),
+        rss=_whole(
+            _last_known(
+                [spread(edges, noted), spread(edges, _intervals(usage, usage.rss))], len(edges) - 1
+            )
+        ),
         gpu=spread(edges, _intervals(usage, usage.gpu)),
     )
 
