@@ -71,6 +71,7 @@ READ_S_MAX = 2.0
 SIGNALS_OF_A_PEER = (signal.SIGABRT, signal.SIGPIPE)
 # How long a worker that SIGKILL did not end may take to exit after the keeper's death.
 LAST_MS_MAX = 1_000
+KILLED_AT_DEADLINE = "the keeper stopped this node's workers at their deadline"
 # The `order` of a worker that SIGKILL does not end: after all others, since no node has this many.
 ORDER_OF_GIVEN_UP = 1 << 20
 # Temporary errors of an exec.
@@ -260,6 +261,7 @@ class RunningGroup(ABC):
         self._delayed_until = 0.0
         self._stop: stopping.Stop | None = None
         self._stop_began_ns = 0
+        self._expired = False  # The keeper is killing all workers, at the deadline of the node.
         self._stderr_before_stop: dict[int, int] = {}  # Bytes on standard error.
         self._stop_reported = False
         self._leftovers: list[int] = []  # Left by workers; SIGKILL does not end them.
@@ -396,7 +398,7 @@ class RunningGroup(ABC):
         """
         if self._stop is None:
             self._report_held_exits()
-            self._stop_began_ns = time.time_ns()
+            self._stop_began_ns = self._stop_began_ns or time.time_ns()
             self._follow_if_written()
             self._stderr_before_stop = {
                 rank: self._stdio.stderr_written(rank) for rank in self._running
@@ -530,7 +532,7 @@ class RunningGroup(ABC):
     def _use_keeper(self, keeper: Keeper) -> None:
         self._keeper = keeper
         if self._deadline is not None:
-            keeper.watch(self._deadline.fileno(), self._deadline.presence_fd)
+            keeper.watch(self._deadline.timer_fds, self._deadline.presence_fd)
         self._watch(keeper.fileno(), self._receive_keeper_events)
         if self._warm is not None:
             self._watch_zygote()
@@ -640,6 +642,7 @@ class RunningGroup(ABC):
                             rank, pid, exitcode, detail, retryable=retryable, at_ns=at_ns
                         )
                 case keeper_client.Expired():
+                    self._expired, self._stop_began_ns = True, time.time_ns()
                     self._pending.append(event)
                 case keeper_client.DescendantsExited():
                     self._stop_event(stopping.LeftoversGone())
@@ -668,6 +671,8 @@ class RunningGroup(ABC):
         self._running.discard(rank)
         if exitcode == 0 and not detail:
             detail = self._problem_at_exit(rank)
+        elif exitcode == -signal.SIGKILL and self._expired and not detail:
+            detail = KILLED_AT_DEADLINE
         elif exitcode == -signal.SIGKILL and self._stop is None and not detail:
             detail = self._oom_kills.explain() if self._oom_kills is not None else ""
         stop, died_of = self._stop, max(0, -exitcode)
@@ -678,7 +683,7 @@ class RunningGroup(ABC):
             detail,
             order=len(self._exits),
             when_ns=time.time_ns() - (time.monotonic_ns() - at_ns if at_ns else 0),
-            after_stop=stop is not None,
+            after_stop=stop is not None or self._expired,
             retryable=retryable,
             stray_signal=bool(stop and died_of and not detail and not stop.has_sent(died_of, rank)),
         )
