@@ -85,9 +85,10 @@ def test_samples_do_not_stand_for_the_time_when_nobody_watched() -> None:
     for begin in (1000.0, 9000.0):
         for second in range(30):
             recent.add(Sample(begin + second, rss=7 * begin))
-    found = recent.series(9030.0)
+    found = recent.series(9029.0)
     assert value_at(found, "rss", 1020.0) == 7000
     assert value_at(found, "rss", 9015.0) == 63000
+    assert found.rss[-1] == 63000, "the last sample counts, although another one is recent"
     assert {value_at(found, "rss", at) for at in (2000.0, 5000.0, 8000.0, 8990.0)} == {None}
     assert len(found.rss) <= POINTS_MAX
 
