@@ -11,7 +11,7 @@ import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from holdfast import console
+from holdfast import console, plugins
 from holdfast.agent.preimports import Preimports
 from holdfast.agent.watchdogs import Watchdogs
 from holdfast.observe.health import health_server as health_servers
@@ -97,7 +97,8 @@ class SideServices:
             return
         try:
             self._health.start()
-        except BaseException:
+        except BaseException as problem:
+            problem.add_note(f"The health server {plugins.owner_of(self._health)} did not start.")
             self._health = None  # It did not start, so `end` must not stop it.
             self.end()
             raise
@@ -113,7 +114,8 @@ class SideServices:
             try:
                 health.stop()
             except Exception as problem:  # noqa: BLE001 (a user's server may raise anything)
-                console.warning(f"cannot stop the health server: {console.describe(problem)}")
+                who = plugins.owner_of(health)
+                console.warning(f"cannot stop the health server {who}: {console.describe(problem)}")
         self._close_probe()
 
     def start_deferred_services(self) -> None:

@@ -35,12 +35,12 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from holdfast import console
+from holdfast import console, plugins
 from holdfast.core import blame, stopping, supervision
 from holdfast.core.machine import TICK
 from holdfast.core.values import Value
 from holdfast.defaults import REAP_S, SHUTDOWN_S
-from holdfast.errors import SHORTAGES, EnvironmentProblem, shortage_hint
+from holdfast.errors import SHORTAGES, EnvironmentProblem, PluginError, shortage_hint
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
 from holdfast.numa import binding
 from holdfast.processes.failures import failure as process_failure
@@ -74,6 +74,9 @@ LAST_MS_MAX = 1_000
 KILLED_AT_DEADLINE = "the keeper stopped this node's workers at their deadline"
 # The `order` of a worker that SIGKILL does not end: after all others, since no node has this many.
 ORDER_OF_GIVEN_UP = 1 << 20
+LOGS_DEST = (
+    "stdouts", "stderrs", "tee_stdouts", "tee_stderrs", "error_files", "filtered_stdout", "filtered_stderr",
+)  # fmt: skip
 # Temporary errors of an exec.
 RETRYABLE_ERRORS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ETXTBSY)
 
@@ -195,6 +198,17 @@ def _require_every_rank(mapping: Mapping[int, object], nprocs: int, what: str) -
         )
 
 
+def _check_destinations(dest: object, nprocs: int, logs_specs: LogsSpecs) -> None:
+    """Raise `PluginError` unless a program's or plug-in's logs specs chose destinations for all workers."""
+    source = f"{plugins.owner_of(logs_specs)}: reify"
+    plugins.require(dest, LOGS_DEST, source, "a LogsDest")
+    for name in ("stdouts", "stderrs", "error_files"):
+        try:
+            _require_every_rank(getattr(dest, name), nprocs, name)
+        except RuntimeError as problem:
+            raise PluginError(f"{source}: {problem}") from None
+
+
 class RunningGroup(ABC):
     """One start of a group of workers. Not thread-safe: use it from one thread at a time."""
 
@@ -219,11 +233,11 @@ class RunningGroup(ABC):
         dest = spec.logs_specs.reify(spec.envs)
         if isinstance(spec.logs_specs, DefaultLogsSpecs):
             spec.logs_specs.use_attempt()
+        else:
+            _check_destinations(dest, self.nprocs, spec.logs_specs)
         self.stdouts = dest.stdouts
         self.stderrs = dest.stderrs
         self.error_files = dest.error_files
-        _require_every_rank(self.stdouts, self.nprocs, "stdouts")
-        _require_every_rank(self.stderrs, self.nprocs, "stderrs")
         self._stdio = WorkerStdio(
             dest,
             prefixes=spec.log_line_prefixes
