@@ -219,6 +219,8 @@ class Agent(Process):
         self.wedged_at: float | None = None
         """When its loop began to hang, while its connection is still served; None if it does not hang."""
         self._is_stuck = False
+        self.starved = False
+        """Whether it gets little CPU; while it gets none, it is paused."""
         self._unseen: list[tuple[Event, str]] = []
         self.superseded = False
         """Whether another agent was started with its node id."""
@@ -267,9 +269,15 @@ class Agent(Process):
         """When its workers must have exited, by its own clock."""
         return self.session.stop_at
 
+    @property
+    def stop_extra_s(self) -> float:
+        """How much later its workers may exit while it is starved."""
+        return self.session.stop_extra_s
+
     def enforce_deadline(self) -> None:
         """Let the keeper kill the workers at the deadline, before the agent handles an event."""
-        if self.workers.exist and (at := self.stop_at) is not None and self.clock >= at:
+        extra_s = self.stop_extra_s if self.starved else 0.0
+        if self.workers.exist and (at := self.stop_at) is not None and self.clock >= at + extra_s:
             self.workers.expire()
 
     # Events.

@@ -276,6 +276,10 @@ class BackendAgent(Agent):
         return super().cut_off or self._call is not None
 
     @property
+    def stop_extra_s(self) -> float:
+        return 0.0
+
+    @property
     def stop_at(self) -> float | None:
         """When its workers must have exited, by its own clock."""
         return self.shared.stop_at

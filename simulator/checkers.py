@@ -637,6 +637,20 @@ class SlowIsNotLost(Checker):
                 self.violated(f"{agent.node} is healthy but was removed: {decision.job.why}")
 
 
+class StarvedIsNotLost(Checker):
+    """A connected node that asked for patience, because it gets little CPU, is not removed from the job."""
+
+    def decided(self, decision: Decision) -> None:
+        before = decision.before
+        if before is None or decision.after.phase is JobPhase.CLOSED:
+            return
+        for incarnation in before.incarnations - decision.after.incarnations:
+            agent = self.world.ledger.agent_of[incarnation]
+            is_same = agent.info.incarnation == incarnation and not agent.superseded
+            if agent.starved and is_same and agent.stop_extra_s and not agent.left:
+                self.violated(f"{agent.node} is starved but was removed: {decision.job.why}")
+
+
 class Departures:
     """How many rounds each host broke by leaving."""
 

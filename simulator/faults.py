@@ -141,6 +141,12 @@ PROFILES: dict[str, Profile] = {
             12.0,
         ),
         Profile(
+            "starved",
+            "agents get little CPU, with growing pauses",
+            {"starve": 4.0, "fail": 0.5, "join": 0.5},
+            10.0,
+        ),
+        Profile(
             "flapping",
             "one node joins and leaves repeatedly, like a broken machine",
             {"flap": 6.0, "fail": 0.3, "join": 0.5},
@@ -238,6 +244,9 @@ LAG_S = 0.15
 BANDWIDTH = (9_000.0, 50_000.0)  # In bytes per second; over the slowest link a report takes 7 s.
 OUTAGE_S = (0.05, 12.0)
 PAUSE_S_MAX = 20.0
+STALLS_S = ((1.2, 3.0), (2.2, 3.5), (2.2, 3.5), (3.0, 10.0), (3.0, 10.0), (0.1, 10.0))
+"""The pauses of a starved agent, at least and at most; it asks for patience after the first."""
+STALL_GAPS_S = (0.3, 1.5)  # How long it runs in between.
 FROZEN_SHARE = 0.6  # The share of stopped agents whose whole machine is stopped.
 REFILLS_S = (0.0, 7.0, 14.0)
 WEDGED_S = (4.0, 40.0)
@@ -307,6 +316,7 @@ class FaultInjector:
             for agent in job.agents:
                 agent.lag_s = 0.0
                 self._heal(agent)
+                agent.starved = False
                 agent.resume()
                 agent.unwedge()
                 if isinstance(agent, EtcdAgent):
@@ -480,6 +490,25 @@ class FaultInjector:
             members, machine = self._members(agent)
             if members is not None and self._rng.random() < FROZEN_SHARE:
                 members.members.freeze(machine, at - self._world.now)
+
+    def _starve(self) -> None:
+        agent = self._random_agent()
+        if agent is not None and not agent.paused and not agent.starved:
+            agent.starved = True
+            self._stall((agent, 0))
+
+    def _stall(self, which: tuple[Agent, int]) -> None:
+        """Let an agent get no CPU for a while, then run for a moment, and so on."""
+        agent, number = which
+        if number == len(STALLS_S) or not (agent.alive and agent.starved):
+            agent.starved = False
+            return
+        self._world.disturb()
+        for_s, gap_s = self._between(*STALLS_S[number]), self._between(*STALL_GAPS_S)
+        if not agent.paused:
+            agent.pause()
+            self._world.schedule(self._world.now + for_s, agent.resume, None)
+        self._world.schedule(self._world.now + for_s + gap_s, self._stall, (agent, number + 1))
 
     # Requests.
 

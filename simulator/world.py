@@ -53,6 +53,7 @@ from simulator.checkers import (
     SameRound,
     SizeInBounds,
     SlowIsNotLost,
+    StarvedIsNotLost,
     StuckNodeIsLost,
 )
 from simulator.etcd_driver import EtcdDriver
@@ -130,6 +131,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     NoNeedlessRestart,
     StuckNodeIsLost,
     SlowIsNotLost,
+    StarvedIsNotLost,
     FlappingDamped,
     RoundFormsInTime,
     RequestAppliedOnce,

@@ -6,6 +6,7 @@
     ├── UsageError                    a flag, argument or setting is not valid  exit 2
     ├── CannotStart                   the user's program cannot be started      exit 126 or 127
     ├── EnvironmentProblem            a problem on this machine                 exit 78
+    ├── PluginError                   a plug-in, or code of the calling program exit 78
     ├── JobStopped                    a person stopped the job                  exit 143
     └── InternalError                 a bug in Holdfast                         exit 70
 
@@ -59,6 +60,15 @@ class CannotStart(HoldfastError):
 
 class EnvironmentProblem(HoldfastError):
     """A problem on this machine, such as a missing folder, a port in use or a kernel feature that it lacks."""
+
+    exit_code = 78
+
+
+class PluginError(HoldfastError, RuntimeError):
+    """A plug-in or the calling program failed, or gave Holdfast something that is not valid.
+
+    It is also a `RuntimeError`, which callers of the TorchElastic API catch.
+    """
 
     exit_code = 78
 

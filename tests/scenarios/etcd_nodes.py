@@ -9,7 +9,8 @@ the node handles them. After every input all of these are processed, except thos
     refused a b / inconclusive a b           ... or the outcome of an attempt
     join a / add a                           a node, with or without opening its session
     open a / drop a / leave a / crash a      its session; crash ends it without a message
-    reports a failed / heartbeat a / repeat a     a status in another phase; the last status again
+    reports a failed / repeat a              a status in another phase; the last status again
+    heartbeat a / heartbeat a 2              a heartbeat; one that asks for patience
     manual a / automatic a                   whether the node reacts to views by itself
     candidate a / resigns a                  whether it is willing to lead
     rejoins a 55                             it rejoins as this incarnation
@@ -179,7 +180,8 @@ class EtcdNode:
                     if self.is_automatic:
                         self._follow(view)
                 case DeliverMessage(Ack() as ack):
-                    self._log(f"ack of status {ack.seq} of {ack.incarnation}")
+                    patience = f", patience {ack.patience}" if ack.patience else ""
+                    self._log(f"ack of status {ack.seq} of {ack.incarnation}{patience}")
                 case ReportLeft():
                     self._log("has left")
                 case ReportUnreadable(key, _node, why):
@@ -356,8 +358,11 @@ class EtcdPlayer:
             case ["tick", seconds]:
                 self.now += float(seconds)
                 node.happens(TICK)
-            case ["heartbeat"]:
-                node.happens(MessageSubmitted(node.node.heartbeat()))
+            case ["heartbeat", *patience]:
+                beat = msgspec.structs.replace(
+                    node.node.heartbeat(), patience=int(patience[0]) if patience else 0
+                )
+                node.happens(MessageSubmitted(beat))
             case ["repeat"]:
                 node.report(node.node.last_status())
             case ["reports"]:

@@ -523,7 +523,15 @@ class SessionPlayer:
                 incarnation = int(given.get("of", self.machine.status.info.incarnation))
                 call = int(given.get("call", "0"))
                 seq = int(words[0])
-                return Ack(run_id=RUN, node="a", incarnation=incarnation, seq=seq, call=call)
+                return Ack(
+                    run_id=RUN,
+                    node="a",
+                    incarnation=incarnation,
+                    seq=seq,
+                    call=call,
+                    sent_at=float(given.get("sent", "0")),
+                    patience=int(given.get("patience", "0")),
+                )
             case "status":
                 phase = NodePhase(words[0])
                 failure = Failure(node="a", summary="oh") if phase is NodePhase.FAILED else None
@@ -563,9 +571,10 @@ class SessionPlayer:
                 return f"deliver view {view.role.value} {view.term}.{view.revision}"
             case ms.GiveUp(unreachable_s, why):
                 return f"give up after {unreachable_s:g} s: {why or 'no contact'}"
-            case ms.Send(Heartbeat(seq=seq, term=term, revision=revision, call=call)):
+            case ms.Send(Heartbeat(seq=seq, term=term, revision=revision, call=call) as beat):
                 called = f", roll call {call}" if call else ""
-                return f"send a heartbeat: status {seq}, view {term}.{revision}{called}"
+                patience = f", patience {beat.patience}" if beat.patience else ""
+                return f"send a heartbeat: status {seq}, view {term}.{revision}{called}{patience}"
             case ms.Send(Status() as status):
                 words = [f"send status {status.seq}: {status.phase.value} {status.generation}"]
                 words.append(f"incarnation {status.info.incarnation}, term {status.term}")

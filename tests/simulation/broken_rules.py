@@ -360,6 +360,14 @@ class NothingIsLost(CoordinatorMachine):
         return super()._tick(now)
 
 
+class ForgetsItsPromise(CoordinatorMachine):
+    """It promises to wait for a starved node, and does not."""
+
+    def handle(self, *args: Any, **how: Any) -> list[Any]:
+        self._liveness._patience.clear()
+        return super().handle(*args, **how)
+
+
 class DecidesFailureImmediately(CoordinatorMachine):
     """A failure is decided before the other members have responded."""
 

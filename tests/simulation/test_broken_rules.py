@@ -31,6 +31,7 @@ from simulator.checkers import (
     SameRound,
     SizeInBounds,
     SlowIsNotLost,
+    StarvedIsNotLost,
     StuckNodeIsLost,
 )
 
@@ -108,6 +109,8 @@ CASES: list[tuple[Machines, type[Checker], str]] = [
     (Machines(coordinator=broken.NothingIsLost), RoundForms, "crashes"),
     (Machines(rounds=broken.IgnoresStuckLoops), StuckNodeIsLost, "wedged"),
     (Machines(parts=broken.NoParts), SlowIsNotLost, "slow"),
+    (Machines(coordinator=broken.ForgetsItsPromise), StarvedIsNotLost, "starved"),
+    (Machines(coordinator=broken.ForgetsItsPromise), NoOlderWorkers, "starved"),
     (Machines(rounds=broken.IgnoresFlapping), FlappingDamped, "flapping"),
     (Machines(rounds=broken.SettlesForever), RoundFormsInTime, "flapping"),
     (Machines(rounds=broken.ExecutesRequestsTwice), RequestAppliedOnce, "requests"),

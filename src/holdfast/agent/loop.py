@@ -617,6 +617,11 @@ class AgentLoop:
         """Return the progress that workers report, by local rank."""
         return dict(self.services.watchdogs.progress())
 
+    @property
+    def past_memory(self) -> list[tuple[float, int]]:
+        """The memory of all workers, in bytes, at past times, as far as the agent noted it."""
+        return [*self.services.memory]
+
     def curves(self) -> list[list[bytes]]:
         """Return the past progress of some workers, by generation; see `WorkerPages.curves`."""
         return self.services.watchdogs.curves()

@@ -11,7 +11,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from holdfast import console
+from holdfast import console, plugins
 from holdfast.agent.worker_processes import place_workers
 from holdfast.core import supervision
 from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks, identical_ranks
@@ -19,7 +19,7 @@ from holdfast.core.supervision import State
 from holdfast.printable import quoted
 from holdfast.processes.signals import SignalException
 from holdfast.rendezvous.handler import RendezvousHandler
-from holdfast.rendezvous.rendezvous_errors import RendezvousStateError
+from holdfast.rendezvous.rendezvous_errors import RendezvousStateError, naming
 from holdfast.store import collectives
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 ROLE_INFO = "torchelastic/role_info/"
 ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
 TERMINAL_STATE = "torchelastic/agent/terminal_state/"
+ROUND = ("store", "rank", "world_size", "bootstrap_store_info")
 FIRST_POLL_S = 0.001
 
 
@@ -140,7 +141,12 @@ class PolledJob:
         group, spec = self.group, self.group.spec
         if isinstance(spec.rdzv_handler, RendezvousHandler):
             spec.rdzv_handler.defers_threads = defers_threads
-        info = spec.rdzv_handler.next_rendezvous()
+        handler = spec.rdzv_handler
+        with naming(handler):
+            info = handler.next_rendezvous()
+        plugins.require(info, ROUND, handler, "a round")
+        if info.world_size > 1:
+            plugins.require(info.store, ("set", "get"), handler, "the store of a round")
         group.store = info.store
         group.group_rank = info.rank
         group.group_world_size = info.world_size
@@ -150,7 +156,8 @@ class PolledJob:
         store_address = info.bootstrap_store_info
         group.master_addr = spec.master_addr or store_address.master_addr
         group.master_port = spec.master_port or store_address.master_port
-        group.workers = (assign or self.exchange_ranks)(info.store, info.rank, info.world_size)
+        with naming(handler):
+            group.workers = (assign or self.exchange_ranks)(info.store, info.rank, info.world_size)
 
     def exchange_ranks(self, store: object, group_rank: int, group_world_size: int) -> list[Worker]:
         """Return this node's workers with their ranks, which the nodes agree on in the store."""
@@ -204,7 +211,9 @@ class PolledJob:
         return not isinstance(handler, RendezvousHandler) or handler.polls_membership
 
     def nodes_waiting(self) -> int:
-        return self.group.spec.rdzv_handler.num_nodes_waiting()
+        handler = self.group.spec.rdzv_handler
+        with naming(handler):
+            return handler.num_nodes_waiting()
 
 
 # The exchange of ranks, and the exit barrier, through the store of a round. Keys and values are

@@ -11,7 +11,7 @@ import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from holdfast import console
+from holdfast import console, plugins
 from holdfast.agent.preimports import Preimports
 from holdfast.agent.watchdogs import Watchdogs
 from holdfast.observe.health import health_server as health_servers
@@ -46,6 +46,9 @@ DEFERRED_S = 1.0
 # grows: it is a twentieth of the time since the first sample.
 SAMPLE_SHARE = 0.05
 SAMPLE_S_MIN, SAMPLE_S_MAX = 0.1, 30.0
+# With each sample, the agent notes the memory of its workers for those who watch later. If it has this many
+# notes, it drops every other one, so older notes are further apart.
+MEMORY_NOTES_MAX = 240
 
 
 class SideServices:
@@ -63,6 +66,8 @@ class SideServices:
         self._sampled_since = 0.0
         self._sample_at: float | None = None
         self._sampled: dict[int, tuple[int, float]] = {}
+        self.memory: list[tuple[float, int]] = []
+        """The memory of all workers, in bytes, at past times. Empty if progress is not sampled."""
         self._events: list[Event] = []
         self._start_others: Callable[[], None] = lambda: None
         self._deferred_until: float | None = None
@@ -92,7 +97,8 @@ class SideServices:
             return
         try:
             self._health.start()
-        except BaseException:
+        except BaseException as problem:
+            problem.add_note(f"The health server {plugins.owner_of(self._health)} did not start.")
             self._health = None  # It did not start, so `end` must not stop it.
             self.end()
             raise
@@ -108,7 +114,8 @@ class SideServices:
             try:
                 health.stop()
             except Exception as problem:  # noqa: BLE001 (a user's server may raise anything)
-                console.warning(f"cannot stop the health server: {console.describe(problem)}")
+                who = plugins.owner_of(health)
+                console.warning(f"cannot stop the health server {who}: {console.describe(problem)}")
         self._close_probe()
 
     def start_deferred_services(self) -> None:
@@ -150,6 +157,7 @@ class SideServices:
         self._events += self.watchdogs.poll(now)
         if self._sample_at is not None and now >= self._sample_at:
             self._sample()
+            self._note_memory(now)
             pause_s = (now - self._sampled_since) * SAMPLE_SHARE
             self._sample_at = now + min(SAMPLE_S_MAX, max(SAMPLE_S_MIN, pause_s))
         if self._reporter.failures_due is not None and now >= self._reporter.failures_due:
@@ -192,6 +200,11 @@ class SideServices:
         if changed:
             self._sampled.update({rank: (step, at) for rank, step, at in changed})
             self._reporter.progress_sampled(tuple(changed))
+
+    def _note_memory(self, now: float) -> None:
+        if len(self.memory) >= MEMORY_NOTES_MAX:
+            del self.memory[1::2]
+        self.memory.append((now, self.watchdogs.memory()))
 
     def suspend_probe(self, what: str) -> AbstractContextManager[None]:
         """Return a context in which the health probe does not expect the loop to respond."""

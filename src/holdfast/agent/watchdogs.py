@@ -19,7 +19,7 @@ from holdfast.core.supervision import ExpiredTimer, TimersExpired
 from holdfast.errors import UsageError
 from holdfast.observe.lifecycle import WatchdogEvent
 from holdfast.processes import stacks
-from holdfast.processes.procfs import root_of
+from holdfast.processes.procfs import root_of, usage_of
 from holdfast.processes.workers.pages import WorkerPages
 from holdfast.timers import reaper, worker_timers
 from holdfast.worker import PAGE_ENV
@@ -287,6 +287,10 @@ class Watchdogs:
     def steps(self) -> list[tuple[int, int, float]]:
         """Return each worker's last step and when it was reported; also for workers that have exited."""
         return self._pages.steps() if self._pages is not None else []
+
+    def memory(self) -> int:
+        """Return the resident memory of all running workers, in bytes."""
+        return sum(usage_of(pid)[1] for pid in self._workers)
 
     def curves(self) -> list[list[bytes]]:
         """Return the past progress of some workers, by generation; see `WorkerPages.curves`."""

@@ -338,9 +338,13 @@ class WorkerProcesses:
             self.context.follow_output()
         if getattr(self.settings.logs_specs, "is_kept_only_on_failure", False):
             # A slow file system must not delay the agent.
-            threading.Thread(
+            cleaner = threading.Thread(
                 target=specs.remove_abandoned_directories, name="holdfast-clean", daemon=True
-            ).start()
+            )
+            try:
+                cleaner.start()
+            except RuntimeError:
+                pass  # The system has no thread left; a later agent cleans up.
 
     def release(self) -> None:
         """Release the descriptors of the last generation."""

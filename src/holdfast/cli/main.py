@@ -14,7 +14,7 @@ a signal stopped this command                128 + the signal's number (130 for 
 a user stopped the job, `holdfast stop`      143, the code for SIGTERM
 the command line is invalid                  2
 the script is missing, or cannot be started  127, or 126
-the environment is at fault                  78
+the environment or a plug-in is at fault     78
 a bug in Holdfast                            70
 ===========================================  ==============================================
 
@@ -29,7 +29,13 @@ import os
 import sys
 from _thread import RLock
 
-from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError, find_shortage
+from holdfast.errors import (
+    EnvironmentProblem,
+    HoldfastError,
+    PluginError,
+    UsageError,
+    find_shortage,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -302,6 +308,11 @@ def _exit_code(
     try:
         run()
     except SystemExit as end:
+        from holdfast import plugins
+
+        culprit = plugins.culprit_of(end)
+        if culprit:
+            _write(sys.stderr, _error_line(f"holdfast {name}", f"{culprit} ended this command"))
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
         _write(sys.stderr, f"{end.code}\n")
@@ -326,12 +337,14 @@ def _exit_code(
 
 def _report(error: Exception, name: str) -> int:
     if isinstance(error, HoldfastError):
-        _write(sys.stderr, _error_line(f"holdfast {name}", str(error)))
+        is_foreign = isinstance(error, PluginError) and error.__cause__ is not None
+        trace = _trace(error.__cause__) if is_foreign else ""
+        _write(sys.stderr, trace + _error_line(f"holdfast {name}", str(error)))
         return error.exit_code
     shortage = find_shortage(error)
     if shortage is not None:
         return _report(shortage, name)
-    from holdfast import console
+    from holdfast import console, plugins
     from holdfast.processes.failures.failure import ChildFailedError, exit_status
     from holdfast.processes.signals import SignalException, describe_signal
 
@@ -342,14 +355,22 @@ def _report(error: Exception, name: str) -> int:
     if isinstance(error, SignalException):
         _write(sys.stderr, f"holdfast {name}: stopped by {describe_signal(error.sigval)}\n")
         return 128 + error.sigval
+    culprit, others = plugins.culprit_of(error), plugins.in_use()
+    what, code = "this is a bug in Holdfast; please report it", BUG
+    if culprit:
+        what, code = f"{culprit} failed: {console.describe(error)}", PluginError.exit_code
+    elif others:
+        what = f"this is a bug in Holdfast, or in {others}; please report it"
+    _write(sys.stderr, _trace(error) + _error_line(f"holdfast {name}", what))
+    return code
+
+
+def _trace(error: BaseException | None) -> str:
     import traceback
 
     from holdfast.printable import visible
 
-    trace = visible("".join(traceback.format_exception(error)))
-    bug = "this is a bug in Holdfast; please report it"
-    _write(sys.stderr, trace + _error_line(f"holdfast {name}", bug))
-    return BUG
+    return visible("".join(traceback.format_exception(error)))
 
 
 def _error_line(prog: str, text: str) -> str:

@@ -30,6 +30,7 @@ from holdfast.control.job_client import (
     ControlProblem,
     JobNotFound,
     JobUnreachable,
+    check_same_job,
     end_shown_by,
 )
 from holdfast.control.job_logs import follow_logs, parse_ranks
@@ -279,7 +280,7 @@ async def show_status(args: argparse.Namespace) -> None:
                 if client.is_over and not client.outcome:  # There may be another agent here.
                     has_left |= client.has_left
                     client.close()
-                    client = await connect(args)
+                    client = check_same_job(await connect(args), args.rdzv_id)
                 last = await client.status(watch=True)
             except JobNotFound as problem:
                 hosts = [one.host for one in last.nodes] if last is not None else []

@@ -12,7 +12,7 @@ import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from holdfast import console, numa
+from holdfast import console, numa, plugins
 from holdfast.agent.spec import run_script_path
 from holdfast.cli import parser as parser_module
 from holdfast.cli.command_line import split
@@ -342,13 +342,15 @@ def _rdzv_configs(args: argparse.Namespace) -> dict[str, Any]:
 
 def _logs_specs(args: argparse.Namespace) -> LogsSpecs:
     name = "default" if args.logs_specs is None else args.logs_specs
+    chosen: dict[str, Any] = {
+        "log_dir": values.parse_log_dir(args.log_dir),
+        "redirects": values.parse_streams(args.redirects, "--redirects"),
+        "tee": values.parse_streams(args.tee, "--tee"),
+        "local_ranks_filter": values.parse_local_ranks(args.local_ranks_filter),
+    }
     kind = values.load_logs_specs(name)
-    return kind(
-        log_dir=values.parse_log_dir(args.log_dir),
-        redirects=values.parse_streams(args.redirects, "--redirects"),
-        tee=values.parse_streams(args.tee, "--tee"),
-        local_ranks_filter=values.parse_local_ranks(args.local_ranks_filter),
-    )
+    with plugins.calling(plugins.owner_of(kind)):
+        return kind(**chosen)
 
 
 def _omp_num_threads(nproc_per_node: int) -> int | None:

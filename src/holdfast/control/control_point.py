@@ -68,6 +68,10 @@ if TYPE_CHECKING:
         def pages(self) -> dict[int, Progress]:
             """Return the progress that workers report, by local rank."""
 
+        @property
+        def past_memory(self) -> list[tuple[float, int]]:
+            """The memory of all workers, in bytes, at past times, as far as the agent noted it."""
+
         def curves(self) -> list[list[bytes]]:
             """Return the past progress of some workers, by generation."""
 

@@ -352,6 +352,14 @@ class JobClient:
         return found
 
 
+def check_same_job(client: JobClient, run_id: str) -> JobClient:
+    """Return a new client of a watched job; raise if that job is over and its name only begins another job's."""
+    if run_id and client.run_id != run_id and client.run_id.startswith(run_id):
+        client.close()
+        raise NoLocalAgent(f"no agent of job {run_id!r} runs on this machine")
+    return client
+
+
 def end_shown_by(
     problem: JobNotFound, hosts: Iterable[str], *, has_left: bool
 ) -> tuple[str, str] | None:

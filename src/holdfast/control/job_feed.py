@@ -19,6 +19,7 @@ from holdfast.control.job_client import (
     JobNotFound,
     JobOver,
     JobUnreachable,
+    check_same_job,
     end_shown_by,
 )
 from holdfast.errors import HoldfastError
@@ -65,7 +66,8 @@ class JobFeed:
         pause_s = RETRY_S
         while True:
             try:
-                async with await self._connect() as client:
+                watched = self.job.header.run_id
+                async with check_same_job(await self._connect(), watched) as client:
                     self._history_mark = None
                     await self._follow(client)
             except* HoldfastError as problems:

@@ -751,15 +751,16 @@ class NodeServer:
 
     async def _history(self, client: Client, query: Query) -> None:
         now = time.monotonic()
-        bodies, curves = await self._in_agent(
+        bodies, curves, memory = await self._in_agent(
             lambda: (
                 [messages.pack(one) for one in self._point.history.parts(now)],
                 self._agent.curves(),
+                self._agent.past_memory,
             )
         )
         # The rest in this thread: the agent's loop should not wait for it.
         points = [[points_of(one) for one in workers] for workers in curves]
-        series = series_of_node(points, self._usage.series(now), now)
+        series = series_of_node(points, memory, self._usage.series(now), now)
         bodies.append(messages.pack(NodeHistory(now=now, series=series)))
         for at, body in enumerate(bodies, 1):
             client.send(Reply(id=query.id, body=body, last=at == len(bodies)))

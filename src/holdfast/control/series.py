@@ -96,24 +96,25 @@ class Recent:
         self._levels: list[deque[tuple[Sample, float]]] = [
             deque(maxlen=LEVEL_POINTS) for _ in LEVELS_S
         ]
-        self._watched_since = self._last_at = -math.inf
+        self._last: tuple[Sample, float] | None = None
 
     def add(self, sample: Sample) -> None:
-        """Keep a sample, unless the last one is too recent."""
-        if not 0.0 <= sample.at - self._last_at <= WATCH_GAP_S:
-            self._watched_since = sample.at - LEVELS_S[0]
-        self._last_at = sample.at
+        """Keep a sample until the next one; each level also keeps it if the level's last one is old enough."""
+        watched_since = sample.at - LEVELS_S[0]
+        if self._last is not None and 0.0 <= sample.at - self._last[0].at <= WATCH_GAP_S:
+            watched_since = self._last[1]
+        self._last = (sample, watched_since)
         for samples, interval_s in zip(self._levels, LEVELS_S, strict=True):
             if samples and 0.0 <= sample.at - samples[-1][0].at < interval_s:
                 break
-            samples.append((sample, self._watched_since))
+            samples.append(self._last)
 
     def series(self, now: float) -> Series:
         """Return the values over time."""
-        found = sorted(
-            {one[0].at: one for samples in self._levels for one in samples}.values(),
-            key=lambda one: one[0].at,
-        )
+        kept = [one for samples in self._levels for one in samples]
+        if self._last is not None:
+            kept.append(self._last)
+        found = sorted({one[0].at: one for one in kept}.values(), key=lambda one: one[0].at)
         samples = [one for one, _ in found]
         before = [-math.inf, *(one.at for one in samples)]
         since = [max(at, watched) for at, (_, watched) in zip(before, found, strict=False)]
@@ -164,16 +165,21 @@ def spread(edges: Sequence[float], values: Iterable[Interval]) -> list[float | N
 
 
 def series_of_node(
-    generations: Sequence[Sequence[Sequence[CurvePoint]]], usage: Series, now: float
+    generations: Sequence[Sequence[Sequence[CurvePoint]]],
+    memory: Sequence[tuple[float, int]],
+    usage: Series,
+    now: float,
 ) -> Series:
     """Return the series of a node from the curves of its workers, by generation and worker.
 
-    `usage` has the memory and GPU utilization, as far as somebody watched.
+    `usage` has the memory and GPU utilization, as far as somebody watched. `memory` has the bytes at other
+    times.
     """
     curves = [[curve for curve in workers if curve] for workers in generations]
     first_ns = min((curve[0].at_ns for workers in curves for curve in workers), default=0)
-    begin = min([first_ns / 1e9 or now, *usage.edges[:1]])
+    begin = min([first_ns / 1e9 or now, *usage.edges[:1], *(at for at, _ in memory[:1])])
     edges = edges_between(begin, now)
+    noted = [Interval(since, until, size or None) for (since, _), (until, size) in pairwise(memory)]
     rates: list[list[float | None]] = []
     losses: list[list[float | None]] = []
     for workers in curves:
@@ -185,7 +191,11 @@ def series_of_node(
         edges=edges,
         rates=_last_known(rates, len(edges) - 1),
         losses=_last_known(losses, len(edges) - 1),
-        rss=_whole(spread(edges, _intervals(usage, usage.rss))),
+        rss=_whole(
+            _last_known(
+                [spread(edges, noted), spread(edges, _intervals(usage, usage.rss))], len(edges) - 1
+            )
+        ),
         gpu=spread(edges, _intervals(usage, usage.gpu)),
     )
 

@@ -14,6 +14,7 @@ from holdfast.core.limits import (
     NAME_CHARS_MAX,
     NODE_ID_CHARS_MAX,
     NODES_MAX,
+    PATIENCE_MAX,
     PORT_MAX,
     REPORT_BYTES_MAX,
     REPORTED_COUNTER_MAX,
@@ -31,6 +32,7 @@ Report = Annotated[bytes, Meta(max_length=REPORT_BYTES_MAX)]
 Incarnation = Annotated[int, Meta(ge=0)]  # Up to INCARNATION_MAX, which is msgpack's own limit.
 Count = Annotated[int, Meta(ge=0, le=COUNTER_MAX)]
 Number = Annotated[int, Meta(ge=-1, le=COUNTER_MAX)]  # Counts from 0; -1 means "none yet".
+Patience = Annotated[int, Meta(ge=0, le=PATIENCE_MAX)]
 ReportedCount = Annotated[int, Meta(ge=0, le=REPORTED_COUNTER_MAX)]
 ReportedNumber = Annotated[int, Meta(ge=-1, le=REPORTED_COUNTER_MAX)]
 NodeRank = Annotated[int, Meta(ge=-1, le=NODES_MAX - 1)]

@@ -349,6 +349,7 @@ class CoordinatorMachine:
         answers: list[Answer] = []
         if rounds is not None and seq >= 0:
             self._liveness.received((run_id, node, incarnation), now)
+            self._liveness.be_patient((run_id, node, incarnation), beat.patience)
             view = rounds.missing_view(beat)
             if view is not None:
                 answers.append(view)
@@ -369,6 +370,10 @@ class CoordinatorMachine:
                 seq=seq,
                 call=number,
                 sent_at=beat.sent_at,
+                # Another coordinator would not know of a promise to a node that fences itself.
+                patience=0
+                if rounds is None or rounds.fences_itself(node, incarnation)
+                else beat.patience,
             )
             answers.append(ack)
         return _newest(answers + self._release(now)) if self._calls else answers

@@ -49,6 +49,9 @@ def check_node_range(least: int, most: int) -> None:
         )
 
 
+PATIENCE_MAX = 3
+"""The most further silence limits for which others wait for an agent that gets little CPU. A higher value
+loses fewer starved nodes, and delays the detection of a host that failed while it was overloaded."""
 COUNTER_MAX = 2**62
 """The limit of counters and random numbers: terms, revisions, generations and so on. msgpack can encode
 numbers below 2**64. Even a hostile value stays below that when it is incremented."""

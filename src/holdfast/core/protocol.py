@@ -34,6 +34,7 @@ from holdfast.core.bounded import (
     NodeId,
     NodeRank,
     Number,
+    Patience,
     Port,
     Report,
     ReportedCount,
@@ -263,6 +264,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     """The newest roll call that the node received."""
     sent_at: ClockTime = 0.0
     """When the heartbeat was sent, by the node's own clock."""
+    patience: Patience = 0
+    """For how many further silence limits to wait for this node, which gets little CPU."""
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ack"):
@@ -279,6 +282,8 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ac
     """The number of a roll call, to which the node immediately responds with a heartbeat; 0 for none."""
     sent_at: ClockTime = 0.0
     """`sent_at` of the heartbeat that this answers, if any."""
+    patience: Patience = 0
+    """If this answers a heartbeat: by how many further silence limits the node may stop its workers later."""
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):

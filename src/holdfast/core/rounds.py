@@ -639,6 +639,11 @@ class Rounds:
         """Whether an incarnation is in the job, or left it and may still have workers."""
         return self._known(node, incarnation) is not None or incarnation in self.job.departed
 
+    def fences_itself(self, node: str, incarnation: int) -> bool:
+        """Whether an incarnation stops its workers when it is disconnected, as far as the job knows it."""
+        known = self._known(node, incarnation) or self.job.departed.get(incarnation)
+        return known is None or known.info.self_fencing
+
     def check(self) -> None:
         """Assert the invariants; the cost does not grow with the job."""
         problem = broken_invariant(self.job)

@@ -21,13 +21,14 @@ loop (`core.liveness.LoopWatch`). While that loop is stuck, the node reports thi
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from holdfast.core.job_settings import JobSettings
-from holdfast.core.liveness import AwakeClock, StopDeadline
+from holdfast.core.liveness import AwakeClock, Lateness, StopDeadline
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
 from holdfast.core.phases import NodePhase, NodeRole
 from holdfast.core.protocol import (
@@ -242,6 +243,8 @@ class Session:
         self._term = self._revision = 0
         self._given_up = False
         self._stop = StopDeadline(needs_answers=timeouts.needs_answers)
+        self._lateness = Lateness(timeouts.silence_s)
+        self._due = math.inf  # When the next tick is due.
         self._now = now
         self._confirmed_at = now  # Messages before this time may not have reached the peer.
 
@@ -252,6 +255,17 @@ class Session:
         if view is None:
             return None
         return self._stop.at(view.silence_s or self._timeouts.silence_s)
+
+    @property
+    def stop_extra_s(self) -> float:
+        """How much later the workers may exit if this agent is ready to run and only gets no CPU."""
+        view = self.view
+        return self._stop.extra_s((view and view.silence_s) or self._timeouts.silence_s)
+
+    @property
+    def patience(self) -> int:
+        """For how many further silence limits this node asks others to wait, because it gets little CPU."""
+        return self._lateness.patience
 
     def silence(self, now: float) -> tuple[float, float]:
         """Return how long the coordinator has been silent, and how long until the session gives up.
@@ -274,6 +288,8 @@ class Session:
         at = self._clock.read(now)
         state = self.connection
         self._now = now
+        if isinstance(event, Tick):
+            self._note_lateness(now, at)
         if isinstance(event, (Tick, Ack)):  # Nearly all events are.
             effects = self._tick(at) if isinstance(event, Tick) else self._acked(at, event)
             if effects and not _is_heartbeat(effects[0]):
@@ -300,6 +316,7 @@ class Session:
                 self.endpoint_index = max(self.endpoint_index, event.endpoint_index)
                 self._opened_at = self._heartbeat_at = at
                 self._confirmed_at = now if event.confirmed_at is None else event.confirmed_at
+                self._stop.patience = 0  # Another coordinator has not promised anything.
                 if not self.is_refused:
                     self._retries = 0
                 unreachable_s = (
@@ -357,7 +374,8 @@ class Session:
             rest = min(rest, self._heartbeat_at + self._heartbeat_s - at)
         elif self.connection is ConnectionState.DOWN:
             rest = min(rest, self._retry_at - at)
-        return now + max(0.0, min(rest, self._clock.step_s))
+        self._due = now + max(0.0, min(rest, self._clock.step_s))
+        return self._due
 
     # Messages of the coordinator.
 
@@ -382,6 +400,8 @@ class Session:
     def _acked(self, at: float, ack: Ack) -> list[SessionEffect]:
         self._received(at)
         self._answered(ack.sent_at)
+        if ack.sent_at:
+            self._stop.patience = min(ack.patience, self.patience)
         if ack.incarnation != self._status.info.incarnation:
             return []
         self.acked_seq = max(self.acked_seq, ack.seq)
@@ -467,6 +487,13 @@ class Session:
             return [*effects, Send(self._heartbeat())]
         return effects
 
+    def _note_lateness(self, now: float, at: float) -> None:
+        """Ask for patience if this tick is late, and tell it at once."""
+        if self._lateness.note(now, now - self._due):
+            self._stop.patience = min(self._stop.patience, self.patience)
+            self._heartbeat_at = min(self._heartbeat_at, at - self._heartbeat_s)
+        self._due = math.inf
+
     def _withholds_heartbeats(self) -> bool:
         """Whether to send no heartbeats: the loop is stuck, and the node has not been fenced yet."""
         fenced = self.view is not None and self.view.role is NodeRole.FENCED
@@ -516,6 +543,7 @@ class Session:
             revision=self._revision,
             call=status.call,
             sent_at=self._now,
+            patience=self.patience,
         )
 
 

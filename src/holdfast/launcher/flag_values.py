@@ -10,8 +10,9 @@ import os
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from holdfast import plugins
 from holdfast.core.limits import ADDRESS_CHARS, PORT_MAX, check_node_range
-from holdfast.errors import UsageError
+from holdfast.errors import PluginError, UsageError
 from holdfast.launcher import devices
 from holdfast.processes.logs import specs
 from holdfast.processes.logs.std import Std
@@ -307,8 +308,14 @@ def load_logs_specs(name: str) -> type[LogsSpecs]:
     if name not in installed:
         accepted = ", ".join(sorted({"default", *installed}))
         reject(name, "--logs-specs", f"is not installed under {LOGS_SPECS_GROUP}", accepted)
+    source = plugins.note("logs specs", installed[name])
     try:
-        loaded: type[LogsSpecs] = installed[name].load()
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"--logs-specs: cannot load {name!r}: {error}") from error
+        with plugins.calling(source):
+            loaded: type[LogsSpecs] = installed[name].load()
+    except PluginError as error:
+        if isinstance(error.__cause__, (ImportError, AttributeError)):
+            raise UsageError(f"--logs-specs: cannot load {name!r}: {error.__cause__}") from error
+        raise
+    if not callable(loaded):
+        raise PluginError(f"{source} is {loaded!r}, which is not a class")
     return loaded

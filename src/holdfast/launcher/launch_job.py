@@ -8,7 +8,7 @@ import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from holdfast import console
+from holdfast import console, plugins
 from holdfast.agent.assembly import agent_of
 from holdfast.agent.loop import LoopSettings
 from holdfast.agent.spec import WorkerSpec, run_script_path
@@ -186,10 +186,8 @@ def _run(launch: Launch, health_check_server: HealthServer | None) -> dict[int, 
             raise
         raise refused from problem
     finally:
-        try:
-            handler.shutdown()
-        finally:
-            observers.end()
+        leave(handler)
+        observers.end()
         try:
             if failure is None:  # Only a failure needs its logs; a signal does not.
                 discard_logs(logs_specs, ran=result is not None)
@@ -216,6 +214,15 @@ def close_for_all(handler: RendezvousHandler) -> None:
         handler.set_closed()
     except Exception as problem:  # noqa: BLE001 (a handler may be the user's)
         console.warning(f"cannot report the failure to the other nodes: {problem}")
+
+
+def leave(handler: RendezvousHandler) -> None:
+    """Leave the job. If the handler raises, this prints an error, and the job keeps its result."""
+    try:
+        handler.shutdown()
+    except Exception as problem:  # noqa: BLE001 (a handler may be the user's)
+        who = plugins.owner_of(handler)
+        console.error(f"{who}: cannot shut down the rendezvous: {console.describe(problem)}")
 
 
 def check_binding(config: LaunchConfig) -> None:

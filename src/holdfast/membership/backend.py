@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from holdfast.core.job_settings import JobSettings
     from holdfast.core.protocol import ControlPort, NodeInfo, Request, View
     from holdfast.core.rounds import Job
+    from holdfast.membership.interface import RenewDeadline
     from holdfast.wire.messages import Contacts, JobSummary
 
 END_S = 0.5
@@ -244,7 +245,7 @@ class BackendDriver:
         self._store = store
         self._deliver = deliver
         self._monitor = monitor
-        self._renew: Callable[[float | None], None] | None = None
+        self._renew: RenewDeadline | None = None
         self._loop = asyncio.get_running_loop()
         self._timer = DeadlineTimer(self._loop, self._tick)
         self._changed = asyncio.Event()
@@ -321,10 +322,10 @@ class BackendDriver:
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(END_S)
 
-    def watch_stop_deadline(self, renew: Callable[[float | None], None]) -> None:
+    def watch_stop_deadline(self, renew: RenewDeadline) -> None:
         """Call `renew` with the deadline for the workers' exit, now and when it changes."""
         self._renew = renew
-        renew(self.session.stop_at)
+        renew(self.session.stop_at, 0.0)
 
     # The machine.
 
@@ -344,7 +345,7 @@ class BackendDriver:
         for effect in effects:
             self._perform(effect)
         if self._renew is not None:
-            self._renew(session.stop_at)
+            self._renew(session.stop_at, 0.0)
         self._changed.set()
         self._schedule()
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from holdfast.store.store_interface import RoundStore
     from holdfast.wire.messages import JobSummary, NodeReport, Watch
 
+    RenewDeadline = Callable[[float | None, float], None]
+    """Takes when the workers must have exited, None for no deadline, and how much later for a starved agent."""
+
 INCARNATION_BITS = 63
 
 
@@ -100,11 +103,8 @@ class Membership(Protocol):
     def hold_ports(self, ports: tuple[int, ...]) -> None:
         """Report in the next status that this node reserves these ports for the workers' store."""
 
-    def watch_stop_deadline(self, renew: Callable[[float | None], None]) -> None:
-        """Call `renew`, from any thread, when the deadline for the workers' exit changes.
-
-        None means that there is no deadline.
-        """
+    def watch_stop_deadline(self, renew: RenewDeadline) -> None:
+        """Call `renew`, from any thread, when the deadline for the workers' exit changes."""
 
     def rejoin(self, *, cause: str = "") -> int:
         """Join again as a new incarnation after this one was fenced; return the new one's number."""

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from holdfast.core.protocol import Request
     from holdfast.core.session import SessionTimeouts
-    from holdfast.membership.interface import ControlAccess
+    from holdfast.membership.interface import ControlAccess, RenewDeadline
     from holdfast.store.store_interface import RoundStore
     from holdfast.wire.messages import Message, NodeReport
 
@@ -100,7 +100,7 @@ class Driver(Protocol):
 
     def handle(self, event: NodeEvent, cause: str = "") -> None: ...
 
-    def watch_stop_deadline(self, renew: Callable[[float | None], None]) -> None:
+    def watch_stop_deadline(self, renew: RenewDeadline) -> None:
         """Call `renew` with the deadline for the workers' exit, now and when it changes."""
 
     def problem(self, peer: str) -> str:
@@ -233,15 +233,15 @@ class ThreadedMembership:
         """Submit an operator's request to the job."""
         self._handle(RequestMade(request))
 
-    def watch_stop_deadline(self, renew: Callable[[float | None], None]) -> None:
+    def watch_stop_deadline(self, renew: RenewDeadline) -> None:
         driver = self._driver
         if driver is None:
             return
 
-        def renew_unless_hosting(at: float | None) -> None:
+        def renew_unless_hosting(at: float | None, extra_s: float) -> None:
             # If this process hosts the coordinator and is stopped, no node can be replaced meanwhile.
             is_safe = self.hosting and not driver.is_stuck
-            renew(None if is_safe else at)
+            renew(None if is_safe else at, extra_s)
 
         driver.watch_stop_deadline(renew_unless_hosting)
 
@@ -454,9 +454,9 @@ class SessionDriver:
         self._watched: Callable[[Watch], None] | None = None
         self._early_watches: dict[bool, Watch] = {}
         """The newest of each kind that arrived before `on_watch`, by `Watch.attach`."""
-        self.renew: Callable[[float | None], None] | None = None
+        self.renew: RenewDeadline | None = None
         """Receives the deadline for the workers' exit when it changes."""
-        self._stop_at: float | None = None
+        self._deadline: tuple[float | None, float] = (None, 0.0)
         self._loop = asyncio.get_running_loop()
         self._connector = connector
         self._deliver = deliver
@@ -567,16 +567,16 @@ class SessionDriver:
             self._timer.set(self.session.next_deadline(self._loop.time()))
 
     def _renew(self) -> None:
-        stop_at = self.session.stop_at
-        if stop_at != self._stop_at:
-            self._stop_at = stop_at
+        deadline = self.session.stop_at, self.session.stop_extra_s
+        if deadline != self._deadline:
+            self._deadline = deadline
             if self.renew is not None:
-                self.renew(stop_at)
+                self.renew(*deadline)
 
-    def watch_stop_deadline(self, renew: Callable[[float | None], None]) -> None:
+    def watch_stop_deadline(self, renew: RenewDeadline) -> None:
         """Call `renew` with the deadline for the workers' exit, now and when it changes."""
         self.renew = renew
-        renew(self._stop_at)
+        renew(*self._deadline)
 
     def _perform(self, effect: SessionEffect) -> None:
         match effect:
@@ -597,7 +597,12 @@ class SessionDriver:
             changed = self._monitor.check(self._loop.time())
             if changed is not None:
                 self.handle(changed)
+        was_patient = self.session.patience
         self.handle(TICK)
+        if self.session.patience and not was_patient:
+            console.notice(
+                "this agent was stopped, or gets too little CPU: other nodes now wait longer for it"
+            )
 
     # The connection.
 

@@ -8,23 +8,44 @@ A plug-in is an entry point `name = module:attribute` of the group `torchrun.han
 The registry calls it without arguments, and it returns the creator of handlers for `--rdzv-backend name`. Only the
 requested plug-in is loaded, since loading one may import anything. If a plug-in fails to load, the registry
 warns and skips the plug-in.
+
+A plug-in is usually written for TorchElastic, and may check for torch's `RendezvousParameters`. So its parameters
+are also an instance of torch's class once torch is imported, even if the creator imports it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module, metadata
 from typing import Any
 
-from holdfast import console
-from holdfast.errors import UsageError
+from holdfast import console, plugins
+from holdfast.errors import PluginError, UsageError
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.handler import RendezvousHandler
 from holdfast.rendezvous.rdzv_conf import RendezvousParameters
+from holdfast.rendezvous.rendezvous_errors import naming
 
 GROUP = "torchrun.handlers"
 OWN_PREFIX = "holdfast."
 """The prefix of the module of our own entry point, which only torchrun uses."""
+METHODS = (
+    "get_backend", "get_run_id", "is_closed", "next_rendezvous", "num_nodes_waiting", "set_closed", "shutdown",
+)  # fmt: skip
+"""What every handler has."""
+
+
+class PluginParameters(RendezvousParameters):
+    """The parameters for a plug-in: for `isinstance`, also torch's, once torch's module is imported."""
+
+    def __init__(self, params: RendezvousParameters) -> None:
+        self.__dict__.update(params.__dict__)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        torch = sys.modules.get("torch.distributed.elastic.rendezvous.api")
+        return getattr(torch, "RendezvousParameters", PluginParameters)
 
 
 def installed() -> dict[str, Any]:
@@ -37,7 +58,7 @@ def load(plugin: Any) -> Callable[[RendezvousParameters], RendezvousHandler] | N
     """Return the creator of a plug-in; warn and return None if it fails to load."""
     try:
         creator = plugin.load()()
-    except Exception as problem:  # noqa: BLE001 (a plug-in may raise anything)
+    except (Exception, SystemExit) as problem:  # noqa: BLE001 (its module may call `sys.exit`)
         _warn(plugin, f"{type(problem).__name__}: {problem}")
         return None
     if not callable(creator):
@@ -70,7 +91,7 @@ class RendezvousHandlerRegistry:
     def __init__(self, *, plugins: bool = False) -> None:
         self._creators: dict[str, RendezvousHandlerCreator] = {}
         self._has_plugins = plugins
-        self._loaded: set[str] = set()
+        self._loaded: dict[str, str] = {}  # Descriptions of the plug-ins by backend.
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
         """Register a creator; raises `UsageError`, a `ValueError`, if the name has another creator."""
@@ -84,11 +105,19 @@ class RendezvousHandlerRegistry:
 
     def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
         """Return a new handler of `params.backend`."""
-        handler = self.creator_of(params.backend)(params)
-        if handler.get_backend() != params.backend:
-            raise RuntimeError(
-                f"the handler created for the backend {params.backend!r} has the name "
-                f"{handler.get_backend()!r}"
+        creator = self.creator_of(params.backend)
+        if creator is create_built_in:
+            return creator(params)
+        source = self._loaded.get(params.backend, f"the rendezvous backend {params.backend!r}")
+        if params.backend in self._loaded:
+            params = PluginParameters(params)
+        with naming(source):
+            handler = creator(params)
+            plugins.require(handler, METHODS, source, "a rendezvous handler")
+            name = handler.get_backend()
+        if name != params.backend:
+            raise PluginError(
+                f"{source} created a handler for the backend {params.backend!r} with the name {name!r}"
             )
         return handler
 
@@ -99,7 +128,7 @@ class RendezvousHandlerRegistry:
     def _find(self, backend: str) -> RendezvousHandlerCreator:
         """Return the creator for a name that is not registered."""
         found = installed() if self._has_plugins else {}
-        for name in sorted(found.keys() & self._creators.keys() - self._loaded):
+        for name in sorted(found.keys() & self._creators.keys() - self._loaded.keys()):
             warn_shadowed(found[name])
         creator = load(found[backend]) if backend in found else None
         if creator is None:
@@ -108,7 +137,7 @@ class RendezvousHandlerRegistry:
                 f"{', '.join(sorted(self._creators))}"
             )
         self.register(backend, creator)
-        self._loaded.add(backend)
+        self._loaded[backend] = plugins.note("rendezvous", found[backend])
         return creator
 
 

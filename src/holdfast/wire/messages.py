@@ -19,7 +19,7 @@ what         body                  replies
 `events`     `EventsQuery`         `Events`: the recent ones, then each new one
 `logs`       `LogsQuery`           `LogLines`, until everything is sent
 `stacks`     none                  one `Stacks`
-`history`    none                  `control.history.NodeHistory`, some generations in each
+`history`    none                  `control.history.NodeHistory`: some generations in each, or the series
 `report`     none                  one `NodeReport`
 `contacts`   none                  `Contacts`; only at an agent's own socket
 `more`       `StreamCredit`        none: the stream with that id may send `size` more bytes. For size 0, the

@@ -28,9 +28,9 @@ from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.rendezvous.rendezvous_errors import RendezvousClosedError, RendezvousTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
 
     from holdfast.core.machine import Effect, Event
+    from holdfast.membership.interface import RenewDeadline
     from holdfast.observe.lifecycle import LifecycleEvent
 
 JOIN_S, BARRIER_S = 600.0, 300.0
@@ -62,8 +62,8 @@ class FakeMembership:
                 self.view = one.view
         return taken
 
-    def watch_stop_deadline(self, renew: Callable[[float | None], None]) -> None:
-        renew(None)
+    def watch_stop_deadline(self, renew: RenewDeadline) -> None:
+        renew(None, 0.0)
 
     def report(self, phase: NodePhase, *_: object, **_more: object) -> None:
         self.output.append(phase)

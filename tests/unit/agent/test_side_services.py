@@ -55,6 +55,7 @@ def test_sampling_interval_grows_and_needs_reported_steps(monkeypatch: pytest.Mo
     monkeypatch.setattr(reporter, "progress_sampled", samples.append)
     steps: list[tuple[int, int, float]] = []
     monkeypatch.setattr(made.watchdogs, "steps", lambda: [*steps])
+    monkeypatch.setattr(made.watchdogs, "memory", lambda: 4096)
     made._first_heartbeat(0)
     assert made.next_deadline(None) is None, "no observer needs samples"
     reporter.observers.sampled = True
@@ -62,14 +63,16 @@ def test_sampling_interval_grows_and_needs_reported_steps(monkeypatch: pytest.Mo
     made._first_heartbeat(0)
     begun = now = time.monotonic()
     pauses = []
-    while now < begun + 3600.0:
+    while now < begun + 7200.0:
         before, now = now, made.next_deadline(None) or 0.0
         pauses.append(now - before)
         steps[:] = [(0, len(pauses), now), (1, 7, begun)]
         made.poll(now)
     assert max(pauses) == pytest.approx(side_services.SAMPLE_S_MAX)
     assert pauses[0] == pytest.approx(side_services.SAMPLE_S_MIN, abs=0.05)
-    assert len(pauses) < 300
+    assert side_services.MEMORY_NOTES_MAX < len(pauses) < 400
+    assert len(made.memory) <= side_services.MEMORY_NOTES_MAX
+    assert (made.memory[0][0], made.memory[-1]) == (begun + pauses[0], (now, 4096))
     assert {len(sample) for sample in samples[1:]} == {1}, "samples contain only changes"
     made.workers_stopped()
     assert made.next_deadline(None) is None

@@ -17,6 +17,7 @@ from holdfast.core.supervision import ExpiredTimer, TimersExpired
 from holdfast.observe.lifecycle import WatchdogEvent
 from holdfast.processes import stacks
 from holdfast.processes.failures.failure import ProcessFailure
+from holdfast.processes.procfs import usage_of
 from holdfast.timers import reaper
 from holdfast.timers.timer_requests import FileTimerRequest
 from holdfast.worker import PAGE_ENV
@@ -29,6 +30,14 @@ if TYPE_CHECKING:
 
 ON = {ENABLE_ENV: "1"}
 Dumps = list[tuple[int, float]]
+
+
+def test_memory_is_that_of_the_running_workers() -> None:
+    dogs = Watchdogs("job", lambda _event: None, lambda _rank: None)
+    dogs.started(0, {0: os.getpid(), 1: os.getpid() + (1 << 22)}, {})
+    assert dogs.memory() == pytest.approx(usage_of(os.getpid())[1], rel=0.1)
+    dogs.ended(0)
+    assert dogs.memory() == 0
 
 
 class Watching:

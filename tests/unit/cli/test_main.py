@@ -4,12 +4,15 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 
+from holdfast import plugins
 from holdfast.cli import main
-from holdfast.errors import CannotStart, EnvironmentProblem, InternalError
+from holdfast.errors import CannotStart, EnvironmentProblem, InternalError, PluginError
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.processes.signals import SignalException
 
@@ -31,13 +34,8 @@ def job_ends(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException | None]
     """Let every launched job end in this way."""
 
     def arrange(ending: BaseException | None) -> None:
-        def launch(config: Any, entrypoint: Any) -> Callable[..., None]:
-            def call(*args: Any) -> None:
-                if ending is not None:
-                    raise ending
-
-            return call
-
+        # A function of this module would count as the code of others.
+        launch = Mock(return_value=Mock(side_effect=ending))
         monkeypatch.setattr("holdfast.cli.run_command.elastic_launch", launch)
 
     return arrange
@@ -65,6 +63,7 @@ ENDINGS = [
     (EnvironmentProblem("no space"), 78, 1),
     (InternalError("impossible"), 70, 1),
     (RuntimeError("a bug"), 70, 1),
+    (PluginError("the plug-in failed"), 78, 1),
     (SystemExit(3), 3, 3),
     (SystemExit("why"), 1, 1),
 ]
@@ -107,6 +106,49 @@ def test_stderr_explains_how_the_job_ended(
     assert out == ""
     assert shown in err
     assert ("Traceback" in err) is isinstance(ending, RuntimeError)
+
+
+class Refusal(Exception):
+    """An error of a plug-in, which this module represents."""
+
+
+@pytest.mark.parametrize(
+    ("problem", "code", "shown"),
+    [
+        (Refusal("no licence"), 78, "failed: Refusal: no licence"),
+        (SystemExit(3), 3, "ended this command"),
+    ],
+    ids=kind_of,
+)
+def test_exception_of_a_plug_in_is_not_a_bug_of_holdfast(
+    problem: BaseException,
+    code: int,
+    shown: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def launch(**_: object) -> None:
+        raise problem
+
+    monkeypatch.setattr("holdfast.cli.run_command.elastic_launch", launch)
+    monkeypatch.setattr(plugins, "_in_use", {})
+    plugins.note("rendezvous", SimpleNamespace(name="mine", value=f"{__name__}:launch"))
+    assert main.run_command(["train.py"]) == code
+    err = capsys.readouterr().err
+    assert err.splitlines()[-1].endswith(
+        f"error: the rendezvous plug-in 'mine' ({__name__}:launch) {shown}"
+    )
+
+
+def test_unexplained_exception_names_the_plug_ins_in_use(
+    job_ends: Callable[[BaseException | None], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(plugins, "_in_use", {"other": "the logs specs plug-in 'flat' (other:Flat)"})
+    job_ends(RuntimeError("odd"))
+    assert main.run_command(["train.py"]) == 70
+    assert "bug in Holdfast, or in the logs specs plug-in 'flat'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", ["", "--bogus x", "--max-restarts x x", "--nnodes x x"])

@@ -228,7 +228,7 @@ def test_gpus_are_read_only_for_those_who_watch(monkeypatch: pytest.MonkeyPatch)
     gpus = Mock(shares=(0.5, 1.0))
     monkeypatch.setattr(node_server, "GpuUtilization", lambda: gpus)
     agent = agent_of(1)
-    agent.live_workers, agent.pages, agent.curves = {}, dict, list
+    agent.live_workers, agent.pages, agent.curves, agent.past_memory = {}, dict, list, []
     agent.activity, agent.describe_program = "", lambda: "train.py"
     for at, worker in enumerate(agent.group.workers):
         worker.local_rank = at

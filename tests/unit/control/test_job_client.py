@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,15 +14,20 @@ from holdfast.control.job_client import (
     ControlProblem,
     JobClient,
     JobNotFound,
+    JobOver,
     JobUnreachable,
     MergedEvents,
+    NoLocalAgent,
     RequestRefused,
+    check_same_job,
+    end_shown_by,
 )
 from holdfast.control.job_logs import follow_logs
 from holdfast.wire import messages
 from holdfast.wire.messages import (
     EventKind,
     EventRecord,
+    Goodbye,
     JobSummary,
     LogLines,
     LogsQuery,
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 LIMIT_S = 10.0
+HERE = os.uname().nodename
 
 
 @in_loop
@@ -161,3 +168,41 @@ async def test_following_logs_ends_if_new_nodes_can_no_longer_be_followed() -> N
                 lambda _lines: None,
                 lambda _problem: None,
             )
+
+
+@pytest.mark.parametrize(
+    ("problem", "hosts", "has_left", "end"),
+    [
+        (JobOver("over", "failed", "rank 0 failed"), ["far"], True, ("failed", "rank 0 failed")),
+        (NoLocalAgent("none"), [HERE], True, ("stopped", messages.ALL_LEFT)),
+        (NoLocalAgent("none"), [HERE], False, ("lost", "all its agents have exited")),
+        (NoLocalAgent("none"), [HERE, "far"], True, None),
+        (JobNotFound("there is no agent"), [HERE, "far"], True, ("stopped", messages.ALL_LEFT)),
+    ],
+)
+def test_watched_job_is_over_once_no_agent_can_be_left(
+    problem: JobNotFound, hosts: list[str], has_left: bool, end: tuple[str, str] | None
+) -> None:
+    assert end_shown_by(problem, hosts, has_left=has_left) == end
+
+
+@in_loop
+async def test_last_message_of_the_peer_tells_the_end_to_every_pending_query() -> None:
+    connection = ControlConnection("job")
+    connection.send = lambda _: None
+    pending = asyncio.ensure_future(connection.query("status"))
+    await asyncio.sleep(0)
+    connection.received(Goodbye(why="rank 0 failed", outcome="failed"))
+    for query in (pending, connection.query("status")):
+        with pytest.raises(JobOver) as over:
+            await query
+        assert (over.value.outcome, over.value.why) == ("failed", "rank 0 failed")
+
+
+@in_loop
+async def test_another_job_whose_name_begins_alike_does_not_replace_a_watched_one() -> None:
+    agent = OneAgent()
+    agent.own.run_id, agent.own.close = "job-2", lambda: None
+    agent.close = agent.own.close  # type: ignore[attr-defined]
+    with pytest.raises(NoLocalAgent):
+        check_same_job(JobClient(agent), "job")  # type: ignore[arg-type]

@@ -115,7 +115,7 @@ def test_job_has_the_longest_eta_and_the_mean_loss() -> None:
 def test_series_begins_before_the_viewer_and_survives_a_lost_node() -> None:
     job = watched(60)
     curve = [CurvePoint(at * 10**9, 4 * at, None) for at in range(400, 1000)]
-    series = series_of_node([[curve]], Series(), 1000.0)
+    series = series_of_node([[curve]], (), Series(), 1000.0)
     job.add_history(1060.0, "node000", [NodeHistory(now=1060.0, series=series)])
     found = job.series
     assert job.series is found

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.core.limits import PATIENCE_MAX
 from holdfast.core.liveness import (
     CLOSED,
     STEPS_PER_SILENCE,
+    Lateness,
     Liveness,
     LoopWatch,
     StopDeadline,
@@ -72,7 +74,7 @@ def test_the_cost_of_a_call_does_not_depend_on_the_number_of_peers() -> None:
 
 times = st.lists(
     st.tuples(
-        st.sampled_from(["received", "received", "disconnected", "forget", "expired"]),
+        st.sampled_from(["received", "received", "patient", "disconnected", "forget", "expired"]),
         st.sampled_from("abc"),
         st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0, 1.5, 7.0]),
     ),
@@ -86,9 +88,10 @@ def test_liveness_equals_a_simple_model(story: list[tuple[str, str, float]]) -> 
     liveness, now, awake_s = watch(), START, 0.0
     received: dict[str, float] = {}
     cut: dict[str, float] = {}
+    patience: dict[str, int] = {}
     for what, peer, passed in story:
         now += passed
-        if what != "forget":
+        if what not in ("forget", "patient"):
             awake_s += min(passed, STEP_S)
         else:
             now -= passed
@@ -104,19 +107,27 @@ def test_liveness_equals_a_simple_model(story: list[tuple[str, str, float]]) -> 
                     now -= passed
                 else:
                     cut[peer] = awake_s
+            case "patient":
+                patience[peer] = int(4 * passed) % 5
+                liveness.be_patient(peer, patience[peer])
             case "forget":
                 liveness.forget(peer)
                 received.pop(peer, None)
                 cut.pop(peer, None)
+                patience.pop(peer, None)
             case _:
                 closed = {p for p, at in cut.items() if awake_s - at >= GRACE_S}
-                silent = {p for p, at in received.items() if awake_s - at >= SILENCE_S}
+                limits = {
+                    p: SILENCE_S * (1 + min(patience.get(p, 0), PATIENCE_MAX)) for p in received
+                }
+                silent = {p for p, at in received.items() if awake_s - at >= limits[p]}
                 assert set(liveness.expired(now)) == closed | silent
                 for one in closed:  # The peer is watched until it was silent for long enough.
                     del cut[one]
                 for one in silent - closed:
                     del received[one]
                     cut.pop(one, None)
+                    patience.pop(one, None)
         assert len(liveness) == len(received)
         deadline = liveness.next_deadline(now)
         assert (deadline is None) == (not received)
@@ -151,6 +162,30 @@ def test_a_peer_is_reported_after_its_connection_closed_and_again_after_the_sile
     (silent,) = watch_until_lost(liveness, START + 99, START + GRACE_S).values()
     assert silent != CLOSED
     assert "a" not in liveness
+
+
+def test_the_later_an_agent_is_the_more_patience_it_needs_until_it_is_in_time_for_a_while() -> None:
+    lateness = Lateness(5.0)
+    assert not lateness.note(START, 0.4)
+    asked = []
+    for late_s in (0.5, 1.4, 0.7, 99.0):
+        lateness.note(START, late_s)
+        asked.append(lateness.patience)
+    assert asked == [1, 2, 2, PATIENCE_MAX]
+    assert not lateness.note(START + 9.9, 0.0)
+    assert lateness.note(START + 10.0, 0.0)
+    assert lateness.patience == PATIENCE_MAX - 1
+    assert not lateness.note(START + 19.9, 0.0)
+
+
+def test_extra_time_is_for_the_promised_patience_and_ends_with_the_supervision() -> None:
+    deadline = StopDeadline(needs_answers=True)
+    deadline.answered(START, START)
+    assert deadline.extra_s(5.0) == 0.0
+    deadline.patience = 2
+    assert (deadline.at(5.0), deadline.extra_s(5.0)) == (START + 4.0, 8.0)
+    deadline.expire(START)
+    assert deadline.extra_s(5.0) == 0.0
 
 
 def test_a_response_renews_the_deadline_from_the_send_time_of_its_message() -> None:

@@ -286,7 +286,7 @@ def test_stuck_agent_that_hosts_the_coordinator_has_a_stop_deadline() -> None:
     with started(one := one_node(timeouts=SessionTimeouts(heartbeat_s=0.05, silence_s=0.2))):
         until(one, member)
         deadlines: list[float | None] = []
-        one.watch_stop_deadline(deadlines.append)
+        one.watch_stop_deadline(lambda at, _extra_s: deadlines.append(at))
         assert deadlines == [None]
         one.heartbeat.start()  # From now on the loop must respond, and it does not.
         eventually(lambda: deadlines[-1] is not None)

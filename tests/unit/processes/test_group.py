@@ -16,11 +16,13 @@ from holdfast.core.supervision import WorkerExited, WorkersStopped
 from holdfast.errors import EnvironmentProblem
 from holdfast.processes import poll
 from holdfast.processes.keeper import keeper_client
+from holdfast.processes.keeper.deadline import WorkersDeadline
 from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.processes.keeper.keeper_program import descendants_of
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from holdfast.processes.procfs import is_stopped
 from holdfast.processes.workers.group import (
+    KILLED_AT_DEADLINE,
     CommandGroup,
     GroupSpec,
     WorkerExit,
@@ -58,12 +60,13 @@ class Group:
         logs: LogsSpecs | None = None,
         keeper: Keeper | None = None,
         defers_threads: bool = False,
+        deadline: WorkersDeadline | None = None,
     ) -> CommandGroup:
         args = {rank: ("-c", script) for rank, script in enumerate(scripts)}
         envs = {rank: {"MESSAGES": str(self.messages.path), "RANK": str(rank)} for rank in args}
         logs = logs or DefaultLogsSpecs(log_dir=str(self.folder / "logs"))
         spec = GroupSpec("trainer", "sh", args, envs, logs, defers_threads=defers_threads)
-        context = kind(spec, keeper=keeper)
+        context = kind(spec, keeper=keeper, deadline=deadline)
         self.made.append(context)
         return context
 
@@ -137,6 +140,19 @@ class BadPaths(LogsSpecs):
     def root_log_dir(self) -> str:
         assert self._root_log_dir is not None
         return self._root_log_dir
+
+
+def test_kill_at_the_deadline_is_not_taken_for_another_kill(group: Group) -> None:
+    deadline = WorkersDeadline()
+    deadline.begin()
+    try:
+        context = group.start(WAITS, ready=1, deadline=deadline)
+        deadline.renew(time.monotonic(), 0.0)
+        [failure] = finished(context).failures.values()
+    finally:
+        deadline.close()
+    assert failure.only_stopped()
+    assert failure.summary() == f"killed by SIGKILL: {KILLED_AT_DEADLINE}"
 
 
 def test_workers_are_of_one_session_and_lead_their_process_groups(group: Group) -> None:

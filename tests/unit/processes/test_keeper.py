@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from _socket import MSG_PEEK
 from typing import TYPE_CHECKING
@@ -543,13 +544,13 @@ def test_deadline_kills_workers_but_not_helpers(kept: Kept) -> None:
     deadline = WorkersDeadline()
     deadline.begin()
     try:
-        kept.keeper.watch(deadline.fileno())
+        kept.keeper.watch(deadline.timer_fds)
         kept.spawn(0, FAMILY)
         kept.python(-1, WAITS)
         family = Watched(kept.number(), kept.pids(2)[0])
-        deadline.renew(time.monotonic() + 60)
-        deadline.renew(time.monotonic())
-        deadline.renew(time.monotonic() + 60)  # Too late.
+        deadline.renew(time.monotonic() + 60, 0.0)
+        deadline.renew(time.monotonic(), 0.0)
+        deadline.renew(time.monotonic() + 60, 0.0)  # Too late.
         kept.until(Expired)
         family.wait_until_exited()
         assert kept.outcome() == (-signal.SIGKILL, None)
@@ -561,18 +562,61 @@ def test_deadline_kills_workers_but_not_helpers(kept: Kept) -> None:
 
 def test_deadline_of_an_earlier_generation_does_not_apply(kept: Kept) -> None:
     deadline = WorkersDeadline()
-    deadline.renew(time.monotonic())
+    deadline.renew(time.monotonic(), 0.0)
     deadline.begin()
     try:
-        kept.keeper.watch(deadline.fileno())
+        kept.keeper.watch(deadline.timer_fds)
         select.select([kept.keeper.fileno()], [], [], PATIENCE_S)  # Wait for the expiry.
         deadline.end()
-        deadline.renew(None)
+        deadline.renew(None, 0.0)
         deadline.begin()
-        kept.keeper.watch(deadline.fileno())
+        kept.keeper.watch(deadline.timer_fds)
         kept.python(0, "")
         assert kept.outcome() == (0, None)
         assert not any(isinstance(event, Expired) for event in kept.events)
+    finally:
+        deadline.close()
+
+
+def test_deadline_spares_a_starved_agent_for_the_extra_time(kept: Kept) -> None:
+    """This process plays the agent: a busy thread makes it ready to run, all the time."""
+    deadline, is_over = WorkersDeadline(), threading.Event()
+
+    def be_busy() -> None:
+        while not is_over.is_set():
+            pass
+
+    busy = threading.Thread(target=be_busy)
+    deadline.begin()
+    try:
+        kept.keeper.watch(deadline.timer_fds)
+        kept.python(0, WAITS)
+        kept.pids(1)
+        busy.start()
+        deadline.renew(time.monotonic(), 600.0)
+        kept.python(1, "")
+        assert kept.outcome(1) == (0, None)  # By then the keeper has seen the timer.
+        assert not any(isinstance(event, Expired) for event in kept.events)
+        deadline.renew(time.monotonic(), 0.0)
+        kept.until(Expired)
+        assert kept.outcome(0) == (-signal.SIGKILL, None)
+    finally:
+        is_over.set()
+        busy.join()
+        deadline.close()
+
+
+def test_deadline_grants_no_extra_time_to_an_agent_that_waits(kept: Kept) -> None:
+    deadline = WorkersDeadline()
+    deadline.begin()
+    try:
+        kept.keeper.watch(deadline.timer_fds)
+        kept.python(0, WAITS)
+        kept.pids(1)
+        deadline.renew(time.monotonic() + 0.05, 600.0)
+        select.select([kept.keeper.fileno()], [], [], PATIENCE_S)
+        kept.until(Expired)
+        assert kept.outcome(0) == (-signal.SIGKILL, None)
     finally:
         deadline.close()
 
@@ -583,7 +627,7 @@ def test_port_is_held_until_the_workers_exit(kept: Kept) -> None:
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             where = listener.getsockname()
-            kept.keeper.watch(deadline.fileno(), listener.fileno())
+            kept.keeper.watch(deadline.timer_fds, listener.fileno())
             kept.python(0, WAITS)
             worker = Watched(kept.pids(1)[0])
         socket.create_connection(where).close()

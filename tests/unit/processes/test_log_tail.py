@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.processes.logs.log_tail import LogTail, next_file, older_file
+from holdfast.processes.logs import log_tail
+from holdfast.processes.logs.log_tail import LogTail, TailWriter, next_file, older_file
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+PATIENCE_S = 60
 
 
 def contents(path: Path) -> tuple[bytes, bytes]:
@@ -86,6 +91,35 @@ def test_a_full_disk_costs_the_older_file_first(
     tail.write(b"later\n")
     tail.close()
     assert contents(path)[1].endswith(b"later\n")
+
+
+def test_a_disk_that_does_not_respond_delays_nobody_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_tail, "WAITING_BYTES_MAX", 10)
+    monkeypatch.setattr(log_tail, "ROOM_S_MAX", 0.01)
+    responds = threading.Event()
+    write = os.write
+
+    def slow_disk(fd: int, data: bytes) -> int:
+        responds.wait()
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", slow_disk)
+    complaints: list[str] = []
+    tail = LogTail(str(tmp_path / "tail"), 1 << 20, complaints.append)
+    writer = TailWriter()
+    for number in range(5):
+        writer.write(tail, b"line %04d\n" % number)
+    assert complaints == ["the disk of the log directory does not respond"]
+    assert not writer.flush(0)
+    responds.set()
+    assert writer.flush(PATIENCE_S)
+    writer.write(tail, b"later\n")
+    writer.write(tail, b"")
+    writer.close(PATIENCE_S)
+    # The disk had only begun to write the first line.
+    assert (tmp_path / "tail").read_bytes() == b"line 0000\nlater\n"
 
 
 def test_a_removed_folder_ends_the_tail_only(tmp_path: Path) -> None:

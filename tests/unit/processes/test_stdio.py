@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
 import struct
 import subprocess
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.processes.logs import specs
 from holdfast.processes.logs.specs import LogsDest, WorkerStdio
 
 if TYPE_CHECKING:
@@ -211,6 +213,20 @@ def test_a_tail_that_cannot_be_created_is_reported_once(
         os.close(fd)
     here.begin_following()
     here.close()
+
+
+def test_without_a_thread_for_tails_output_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_thread() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(specs, "TailWriter", no_thread)
+    console = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", console)
+    write_and_finish(open_with_tails(tmp_path, {0: ""}), {0: {1: b"out\n"}})
+    assert console.getvalue() == "out\n"
+    assert caplog.messages == ["holdfast logs may lack output: can't start new thread"]
 
 
 def test_hidden_stderr_is_kept_for_the_report(capfd: pytest.CaptureFixture[str]) -> None:

@@ -269,7 +269,7 @@ def test_workers_may_run_while_the_backend_hangs(cluster: Cluster) -> None:
     handler.access.unreachable_s = 10 * LONG_S
     in_role(handler, NodeRole.MEMBER)
     deadlines: list[float | None] = []
-    handler.enter().watch_stop_deadline(deadlines.append)
+    handler.enter().watch_stop_deadline(lambda at, _extra_s: deadlines.append(at))
     cluster.backends[0].goes_on.clear()
     later = time.monotonic() + 1.0  # Twice the silence after which a node is lost.
     eventually(lambda: (deadlines[-1] or 0.0) > later)

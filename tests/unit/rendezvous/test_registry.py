@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from copy import copy
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.errors import UsageError
+from holdfast import plugins
+from holdfast.errors import PluginError, UsageError
 from holdfast.rendezvous import handler_registry, rendezvous_errors
 from holdfast.rendezvous.coordinator_handler import CoordinatorAccess
 from holdfast.rendezvous.etcd_handler import EtcdAccess
@@ -30,7 +32,8 @@ def params(backend: str = "mine", **more: Any) -> RendezvousParameters:
 
 
 def create(asked: Any, name: str = "") -> Any:
-    handler: Any = type("Named", (), {"get_backend": lambda _: name or asked.backend})
+    methods = dict.fromkeys(handler_registry.METHODS)
+    handler: Any = type("Named", (), {**methods, "get_backend": lambda _: name or asked.backend})
     return handler()
 
 
@@ -102,6 +105,11 @@ def test_store_type_file_is_the_file_backend(
 # Plug-ins.
 
 
+@pytest.fixture(autouse=True)
+def _no_plugins_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "_in_use", {})
+
+
 def with_plugins(
     monkeypatch: pytest.MonkeyPatch, *found: FakeEntryPoint
 ) -> RendezvousHandlerRegistry:
@@ -128,7 +136,7 @@ def test_only_the_requested_plugin_is_loaded(
     assert "'mine'" not in caplog.text  # This name is the plug-in itself.
 
 
-@pytest.mark.parametrize("thing", [lambda: None, lambda: 1 / 0, lambda needed: needed])
+@pytest.mark.parametrize("thing", [lambda: None, lambda: 1 / 0, lambda needed: needed, sys.exit])
 def test_faulty_plugin_causes_a_warning_and_an_unknown_name(
     thing: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -138,6 +146,40 @@ def test_faulty_plugin_causes_a_warning_and_an_unknown_name(
     (line,) = caplog.messages
     assert "'mine'" in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize("creator", [lambda _: None, lambda asked: asked, create_another])
+def test_handler_that_is_not_valid_is_the_fault_of_the_plugin(
+    creator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = with_plugins(monkeypatch, FakeEntryPoint("mine", lambda: creator))
+    with pytest.raises(PluginError, match=r"^the rendezvous plug-in 'mine' \(package:thing\)"):
+        ours.create_handler(params())
+
+
+@pytest.mark.torch
+def test_plugin_gets_torchs_parameters_and_may_raise_torchs_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The creator may be the first to import torch."""
+
+    def refuse(given: Any) -> Any:
+        from torch.distributed.elastic import rendezvous
+
+        assert isinstance(given, rendezvous.RendezvousParameters)
+        assert isinstance(given, RendezvousParameters)
+        assert copy(given).get("key") == "value"
+        problem = rendezvous.RendezvousConnectionError("cannot start")
+        raise problem from KeyError("licence")
+
+    ours = with_plugins(monkeypatch, FakeEntryPoint("mine", lambda: refuse))
+    with pytest.raises(rendezvous_errors.RendezvousConnectionError) as raised:
+        ours.create_handler(params(key="value"))
+    assert str(raised.value) == (
+        "the rendezvous plug-in 'mine' (package:thing): cannot start: KeyError: 'licence'"
+    )
+    assert raised.value.exit_code == 78
+    assert "torch" in {kind.__module__.partition(".")[0] for kind in type(raised.value).__mro__}
 
 
 def test_an_installed_plugin_is_found_and_loaded(

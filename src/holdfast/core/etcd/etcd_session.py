@@ -210,6 +210,13 @@ class _ReplaceLease(msgspec.Struct, frozen=True):
     """Get a new lease, because the last one ended."""
 
 
+class _ChangePatience(msgspec.Struct, frozen=True):
+    """Get a longer or a shorter lease, because the node gets little CPU, or enough again."""
+
+    patience: int
+    sent_at: float
+
+
 class _Store(msgspec.Struct, frozen=True):
     """Store a status."""
 
@@ -244,6 +251,7 @@ _Purpose = (
     | _Snapshot
     | _Renew
     | _ReplaceLease
+    | _ChangePatience
     | _Store
     | _Remove
     | _Sweep
@@ -279,6 +287,7 @@ class EtcdSession:
         self._requests: dict[int, _Purpose] = {}
         self._views_watch = self._shared_watch = 0
         self._lease = 0
+        self._patience = 0  # How many times longer than usual the lease lasts, beyond the first.
         self._renewed_at = self._lease_sent_at = 0.0
         self._lease_at = 0.0  # The send time of the last successful renewal.
         self._stored_lease = 0  # The lease in the stored record, which other nodes see.
@@ -380,6 +389,8 @@ class EtcdSession:
                 return self._opened(now, answer)
             case _ReplaceLease():
                 return self._lease_replaced(now, answer)
+            case _ChangePatience():
+                return self._patience_changed(now, purpose, answer)
             case _Remove(lease):
                 return self._removed(lease, answer)
             case _Sweep(lease):
@@ -430,7 +441,7 @@ class EtcdSession:
         if isinstance(answer, Problem):
             return self._fail(now, answer)
         if isinstance(answer, Granted):
-            self._lease = answer.lease
+            self._lease, self._patience = answer.lease, 0
         self._lease_at = self._lease_sent_at
         return [self._store(self._refused) if self._refused is not None else self._read()]
 
@@ -489,7 +500,7 @@ class EtcdSession:
         if not self.is_up:
             return []
         if isinstance(message, Heartbeat):
-            return self._renew(now)
+            return self._change_patience(now, message.patience) or self._renew(now)
         self._unsent.append(message)
         # A node that reports often sends fewer heartbeats, and storing a status does not renew the lease.
         late = now - self._renewed_at >= self._ttl_s / RENEWALS_PER_LEASE
@@ -592,6 +603,7 @@ class EtcdSession:
             incarnation=stored.info.incarnation if stored is not None else 0,
             seq=stored.seq if stored is not None else -1,
             sent_at=self._confirmed_at(),
+            patience=self._patience,
         )
 
     # The lease.
@@ -616,6 +628,33 @@ class EtcdSession:
             self._unsent.append(self._stored)
         return self._replace_lease(now)
 
+    def _change_patience(self, now: float, patience: int) -> list[SessionEffect]:
+        """Ask for a lease of another length, if that is needed and nothing else is under way."""
+        is_busy = self._awaits(_ChangePatience) or self._awaits(_Store) or self._unsent
+        if patience == self._patience or is_busy or not self._may_change_lease():
+            return []
+        purpose = _ChangePatience(patience, now)
+        return [self._send(purpose, Grant(self._ttl_s * (1 + patience)))]
+
+    def _may_change_lease(self) -> bool:
+        """Whether only the record of this node depends on its lease, not the leader's key."""
+        election = self.leadership.election
+        leads = election.term or election.is_campaigning
+        return not leads and self._lease != 0 and self._stored_lease == self._lease
+
+    def _patience_changed(
+        self, now: float, change: _ChangePatience, answer: Answer
+    ) -> list[SessionEffect]:
+        if isinstance(answer, Problem):
+            return self._fail(now, answer)
+        assert isinstance(answer, Granted)
+        if self._stored is None or not self._may_change_lease():
+            return []  # The lease is not used, and ends by itself.
+        # The record moves to this lease; until it has, nothing renews the deadline of the workers.
+        self._lease, self._patience, self._lease_at = answer.lease, change.patience, change.sent_at
+        self._requeue(self._stored)
+        return self._leadership_effects(now, LeaseReplaced(self._lease)) + self._store_next()
+
     def _replace_lease(self, now: float) -> list[SessionEffect]:
         """Get another lease: the last one ended, although the node is alive."""
         self._lease, self._lease_sent_at = 0, now
@@ -626,7 +665,7 @@ class EtcdSession:
         if isinstance(answer, Problem):
             return self._fail(now, answer)
         assert isinstance(answer, Granted)
-        self._lease, self._lease_at = answer.lease, self._lease_sent_at
+        self._lease, self._patience, self._lease_at = answer.lease, 0, self._lease_sent_at
         return self._leadership_effects(now, LeaseReplaced(self._lease)) + self._store_next()
 
     # Views and roll calls.

@@ -44,8 +44,7 @@ from holdfast.core.supervision import (
     SupervisionSettings,
 )
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
-from holdfast.elastic._impl.hooked_workers import HOOKS, HookedWorkers
-from holdfast.errors import InternalError
+from holdfast.elastic._impl.hooked_workers import HOOKS, HookedWorkers, unknown_result
 from holdfast.events import record
 from holdfast.observe.events.event import EventSource
 from holdfast.observe.events.event_recorder import EventRecorder
@@ -346,10 +345,7 @@ class SimpleElasticAgent(ElasticAgent):
                         console.info("nodes are waiting to join: regrouping")
                         self._restart_workers(group)
                 case other:
-                    raise InternalError(
-                        f"_monitor_workers returned the state {other.name}",
-                        hint="it must be HEALTHY, SUCCEEDED, FAILED or UNHEALTHY",
-                    )
+                    raise unknown_result(self, other)
 
     def _wait_for_workers(self, deadline: float) -> None:
         wait_for(deadline)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from holdfast import plugins
 from holdfast.agent.spec import RunResult, WorkerState
 from holdfast.core import supervision
 from holdfast.core.supervision import State, StopReason
-from holdfast.errors import InternalError
+from holdfast.errors import PluginError
 from holdfast.processes.failures.failure import ChildFailedError
 from holdfast.processes.poll import min_of
 from holdfast.processes.signals import as_enum
@@ -166,10 +167,7 @@ class HookedWorkers:
                         supervision.WorkerExited(generation, rank, failed=True, retryable=retryable)
                     ]
             return [supervision.WorkersUnhealthy(machine.generation, why, retryable)]
-        raise InternalError(
-            f"_monitor_workers returned the state {result.state.name}",
-            hint="it must be HEALTHY, SUCCEEDED, FAILED or UNHEALTHY",
-        )
+        raise unknown_result(agent, result.state)
 
     def next_deadline(self, now: float) -> float | None:
         deadline = self._processes.next_deadline(now)
@@ -180,3 +178,11 @@ class HookedWorkers:
     def close(self) -> None:
         self._agent._close_user_context()
         self._processes.close()
+
+
+def unknown_result(agent: object, state: WorkerState) -> PluginError:
+    """Return the error for a state that `_monitor_workers` must not return."""
+    return PluginError(
+        f"{plugins.owner_of(agent)}: _monitor_workers returned the state {state.name}",
+        hint="it must be HEALTHY, SUCCEEDED, FAILED or UNHEALTHY",
+    )

@@ -17,7 +17,7 @@ import time
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from holdfast import console
+from holdfast import console, plugins
 from holdfast.errors import UsageError
 from holdfast.observe import configured, event_checks
 from holdfast.observe.background import BackgroundHandler
@@ -47,6 +47,7 @@ def installed_plugins() -> dict[str, Any]:
 
 def load_plugin(plugin: Any) -> Any:
     """Return the handler that a plug-in creates; raise `UsageError` if that fails."""
+    plugins.note("events", plugin)
     try:
         return plugin.load()()
     except (Exception, SystemExit) as problem:  # Its module may call `sys.exit`.
@@ -129,7 +130,7 @@ def make_safe(handler: Any, name: str) -> SafeHandler:
         handler = LogHandlerSink(handler, name)
     if isinstance(handler, type) or not callable(getattr(handler, "record", None)):
         raise UsageError(
-            f"events: {handler!r} is not an event handler: it has no method record",
+            f"events: {name!r} is {handler!r}, which is not an event handler: it has no method record",
             hint="derive from holdfast.events.EventHandler",
         )
     return BackgroundHandler(handler, f"{name!r} ({type(handler).__name__})")
@@ -163,9 +164,9 @@ def _make(destination: str) -> SafeHandler:
     return make_safe(load_plugin(found[destination]), destination)
 
 
-def check_name(destination: str, plugins: Mapping[str, Any] | None = None) -> None:
+def check_name(destination: str, installed: Mapping[str, Any] | None = None) -> None:
     """Raise `UsageError` if there is no destination with this name."""
-    known = {*NAMES, *configured, *(installed_plugins() if plugins is None else plugins)}
+    known = {*NAMES, *configured, *(installed_plugins() if installed is None else installed)}
     if destination not in known:
         accepted = ", ".join(sorted(known))
         raise UsageError(f"events: {destination!r} is unknown; accepted: {accepted}")

@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+from holdfast import plugins
 from holdfast.observe import metric_checks
 from holdfast.observe.safe_handler import Faults
 
@@ -71,7 +72,7 @@ class HandlerFaults(Faults):
     """The failures of a metric handler. It references the handler, so that no other object gets the same id."""
 
     def __init__(self, handler: MetricHandler) -> None:
-        super().__init__(f"the metric handler {type(handler).__name__}", "metric")
+        super().__init__(f"the metric handler {plugins.named(handler)}", "metric")
         self.handler = handler
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from holdfast import plugins
 from holdfast.core.supervision import StopReason
 from holdfast.observe import lifecycle
 from holdfast.observe.background import CALL_S_MAX, CLOSE_S, QUEUED_MAX, BackgroundHandler
@@ -217,7 +218,7 @@ class _MetricQueue(BackgroundHandler):
     """The queue of one handler. It references the handler, so that no other object gets the same id."""
 
     def __init__(self, handler: MetricHandler, *, queued_max: int, call_s_max: float) -> None:
-        name = type(handler).__name__
+        name = plugins.named(handler)
         sink = _MetricSink(handler)
         super().__init__(sink, name, "metric", queued_max=queued_max, call_s_max=call_s_max)
         self._metric_handler = handler

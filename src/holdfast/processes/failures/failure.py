@@ -211,10 +211,10 @@ class ProcessFailure:
             if inside == NOT_AVAILABLE:
                 return f"exit code {code}"
             return f"exit code {code}, which usually means that a child process died of {inside}"
-        if self.stopped and code == -9:
-            return "killed by SIGKILL (did not exit in time after the stop signal)"
         if self.detail and code == -9:
             return "killed by SIGKILL"  # The known reason makes a guess superfluous.
+        if self.stopped and code == -9:
+            return "killed by SIGKILL (did not exit in time after the stop signal)"
         verb = "terminated" if self.signal_name() == "SIGTERM" else "killed"
         return f"{verb} by {signals.describe_signal(-code)}"
 

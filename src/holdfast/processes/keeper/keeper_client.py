@@ -307,13 +307,15 @@ class Keeper:
     def kill_tree(self, key: int) -> None:
         self._send(("kill", key))
 
-    def watch(self, timer_fd: int, held_fd: int = -1) -> None:
-        """Let the keeper kill all workers when a timer expires; this replaces an earlier timer.
+    def watch(self, timer_fds: Sequence[int], held_fd: int = -1) -> None:
+        """Let the keeper kill all workers when a timer expires; these replace earlier timers.
+
+        The first timer spares an agent that is ready to run and only gets no CPU.
 
         A socket `held_fd` stays open until the keeper and the workers have exited.
         """
         self._deadlines_set += 1
-        fds = [fd for fd in (timer_fd, held_fd) if fd >= 0]
+        fds = [fd for fd in (*timer_fds, held_fd) if fd >= 0]
         self._send(("deadline", self._deadlines_set, len(fds)), fds)
 
     def signal_leftovers(self, signum: int) -> None:

@@ -24,9 +24,10 @@ private socket pair. Both processes run the same interpreter. The requests, by t
     keeper's process id there.
 ``signal key signum``      Signal one worker's leader.
 ``kill key``               SIGKILL one worker's whole tree.
-``deadline number count``  Kill all workers when a timer expires. The message carries the timer, which
-                           the agent extends; before the kill the keeper sends ``expired number``.
-                           If the count is 2, the message also carries a socket, which the keeper
+``deadline number count``  Kill all workers when a timer expires. The message carries two timers, which
+                           the agent extends: the first spares an agent that is ready to run and only
+                           gets no CPU. Before the kill the keeper sends ``expired number``.
+                           If the count is 3, the message also carries a socket, which the keeper
                            holds open until the workers have exited.
 ``clear signum number``    Signal everything that exited workers left behind. The keeper sends ``clearing
                            number`` at once, and ``empty number`` when all of it has exited.
@@ -142,6 +143,22 @@ def send_signal(pid: int, signum: int) -> None:
         pass
 
 
+def is_starved(pid: int) -> bool:
+    """Whether a process is not stopped, and one of its threads waits for a CPU."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    states = set()
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as stat:
+                states.add(stat.read().rpartition(b")")[2].split()[0])
+        except (OSError, IndexError):
+            continue
+    return b"R" in states
+
+
 def remove_tree(path: str) -> None:
     """Remove a folder and its contents."""
     try:
@@ -196,7 +213,7 @@ class KeeperProgram:
         self.exits = select.epoll()  # Of the workers' pidfds; it reports them in the order of exit.
         self.clearing = 0  # The signal that leftovers get; 0 while none is requested.
         self.clearing_number = 0
-        self.deadline_fd = -1
+        self.deadline_fds = (-1, -1)
         self.deadline_number = 0
         self.held_fd = -1
         self.poll = select.poll()
@@ -224,7 +241,7 @@ class KeeperProgram:
         The socket alone is not enough: processes that the agent forked have a copy of its end.
         """
         maker = self.control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        agent = int.from_bytes(maker[:4], sys.byteorder)
+        self.agent = agent = int.from_bytes(maker[:4], sys.byteorder)
         try:
             agent_fd = os.pidfd_open(agent)
         except (AttributeError, OSError):
@@ -249,8 +266,8 @@ class KeeperProgram:
                 if fd == self.wake_in:
                     self.reap()
                     continue
-                if fd == self.deadline_fd:
-                    self.expire()
+                if fd in self.deadline_fds:
+                    self.expire(fd)
                     continue
                 if events & select.POLLOUT:
                     self.send()
@@ -365,24 +382,30 @@ class KeeperProgram:
         self.exits.register(exit_fd, select.EPOLLIN)
 
     def watch_deadline(self, number: int, count: int) -> None:
-        if self.deadline_fd >= 0:
-            self.poll.unregister(self.deadline_fd)
+        for fd in self.deadline_fds:
+            if fd >= 0:
+                self.poll.unregister(fd)
         fds = self.received_fds[:count]  # The kernel drops descriptors beyond this process's limit.
         del self.received_fds[:count]
-        before = self.deadline_fd, self.held_fd
-        self.deadline_fd, self.held_fd = (*fds, -1, -1)[:2]
+        before = (*self.deadline_fds, self.held_fd)
+        first, last, self.held_fd = (*fds, -1, -1, -1)[:3]
+        self.deadline_fds = first, last
+        self.deadline_number = number
         for fd in before:
             if fd >= 0:
                 os.close(fd)
-        if self.deadline_fd >= 0:
-            self.deadline_number = number
-            self.poll.register(self.deadline_fd, select.POLLIN)
+        for fd in self.deadline_fds:
+            if fd >= 0:
+                self.poll.register(fd, select.POLLIN)
 
-    def expire(self) -> None:
+    def expire(self, fd: int) -> None:
         """Kill the workers and their leftover processes, unless the agent has just extended the timer."""
         try:
-            os.read(self.deadline_fd, 8)
+            os.read(fd, 8)
         except BlockingIOError:
+            return
+        first, last = self.deadline_fds
+        if fd == first and last >= 0 and is_starved(self.agent):
             return
         self.send_event("expired", self.deadline_number)
         helpers = [pid for pid, worker in self.workers.items() if worker.key < 0]
@@ -457,7 +480,7 @@ class KeeperProgram:
         """Close the keeper's own descriptors: a child that runs a call does not exec."""
         self.control.close()
         self.exits.close()
-        own = [self.wake_in, self.wake_out, self.agent_fd, self.deadline_fd, self.held_fd]
+        own = [self.wake_in, self.wake_out, self.agent_fd, *self.deadline_fds, self.held_fd]
         for worker in self.workers.values():
             own += [worker.error_fd, worker.exit_fd]
         for fd in own:

@@ -31,8 +31,6 @@ from holdfast.processes.logs.lines import LINE_BYTES_MAX, PrefixedLines, RawByte
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from holdfast.processes.logs.log_tail import LogTail
-
 __all__ = ["FollowedStream", "LogFollower", "Sink"]
 
 
@@ -255,7 +253,7 @@ class PipeStream(FollowedStream):
     """The read end of a pipe, or the master of a pseudo-terminal, with its last bytes kept."""
 
     __slots__ = (
-        "_breaks_with", "_has_read", "_left", "_log_tail", "_marks", "_ring", "_ring_lock",
+        "_breaks_with", "_has_read", "_keep", "_left", "_marks", "_ring", "_ring_lock",
         "_room_bytes", "_tail_bytes_max", "_terminal_fd", "_turned_at",
     )  # fmt: skip
 
@@ -267,12 +265,12 @@ class PipeStream(FollowedStream):
         sinks: tuple[Sink, ...],
         *,
         tail_bytes_max: int,
-        log_tail: LogTail | None = None,
+        keep: Callable[[bytes], None] | None = None,
         terminal_fd: int = -1,
         breaks_with: Sink | None = None,
     ) -> None:
         super().__init__(name, fd, lines, sinks)
-        self._log_tail = log_tail
+        self._keep = keep
         self._terminal_fd = terminal_fd
         self._breaks_with = breaks_with
         self._ring = bytearray()
@@ -304,8 +302,8 @@ class PipeStream(FollowedStream):
             if not data:
                 raise EOFError
             left -= len(data)
-            if self._log_tail is not None:
-                self._log_tail.write(data)
+            if self._keep is not None:
+                self._keep(data)
             self._lines.feed(data)
             if self._breaks_with is not None and self._breaks_with.is_broken:
                 raise EOFError  # Closing the pipe lets the next write of the worker fail, too.
@@ -341,11 +339,12 @@ class PipeStream(FollowedStream):
             return next((at for first, at in reversed(self._marks) if first <= position), 0)
 
     def end(self) -> None:
+        keep, self._keep = self._keep, None
+        if keep is not None:
+            keep(b"")
         with self._ring_lock:
             super().end()
             self._has_read.notify_all()
-        if self._log_tail is not None:
-            self._log_tail.close()
 
     def tail(self, bytes_max: int = TAIL_BYTES_MAX) -> bytes:
         kept = min(bytes_max, self._tail_bytes_max)
@@ -477,7 +476,7 @@ class LogFollower:
         to: Sink | None,
         tail_bytes_max: int = TAIL_BYTES_MAX,
         raw: bool = False,
-        log_tail: LogTail | None = None,
+        keep: Callable[[bytes], None] | None = None,
         terminal_fd: int = -1,
         breaks: bool = False,
     ) -> PipeStream:
@@ -485,8 +484,8 @@ class LogFollower:
 
         It becomes non-blocking, and is closed when it ends or is finished. The other parameters are
         those of `follow_file`. The last `tail_bytes_max` bytes are kept for `tail()`. With `raw`, `to`
-        gets the bytes at once and unchanged, even if they are not whole lines. `log_tail`, which the
-        follower owns too, gets all bytes. A terminal gets the size of the terminal `terminal_fd`. With
+        gets the bytes at once and unchanged, even if they are not whole lines. `keep` gets all bytes, and
+        no bytes at the end. A terminal gets the size of the terminal `terminal_fd`. With
         `breaks`, the stream ends as soon as nobody reads what `to` writes.
         """
         lines = RawBytes(to) if raw else self._lines(prefix, to, (), None, None)
@@ -496,7 +495,7 @@ class LogFollower:
             lines,
             _sinks(to, None),
             tail_bytes_max=tail_bytes_max,
-            log_tail=log_tail,
+            keep=keep,
             terminal_fd=terminal_fd,
             breaks_with=to if breaks else None,
         )

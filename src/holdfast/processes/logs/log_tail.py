@@ -3,12 +3,17 @@
 `LogTail` writes them, `next_file` and `older_file` lead a reader through them. New output goes to the
 file `path`. When it is full, it becomes `path.1`, replaces the file of this name, and a new file begins
 at `path`. A file ends at the end of a line, unless the line is very long.
+
+`TailWriter` writes the tails of all workers on a thread of its own, so that a disk that does not respond
+delays neither the console nor the workers.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import threading
+from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -64,9 +69,9 @@ class LogTail:
         self._size = 0
         self._ends_line = True
 
-    @property
-    def path(self) -> str:
-        return self._path
+    def complain(self, text: str) -> None:
+        """Report that a part of the tail is lost."""
+        self._complain(text)
 
     def write(self, data: bytes) -> None:
         start = 0
@@ -128,6 +133,72 @@ class LogTail:
         # Last, because this wakes readers, which then look for the new file.
         os.close(before)
         self._size, self._ends_line = 0, True
+
+
+# What may wait for the disk. If it takes longer than `ROOM_S_MAX` to make room, further output is lost until it
+# responds again.
+WAITING_BYTES_MAX = 4 << 20
+ROOM_S_MAX = 1.0
+
+
+class TailWriter:
+    """Writes any number of tails, in the order of the calls of `write`."""
+
+    def __init__(self) -> None:
+        """Start the thread, or raise `RuntimeError` if the system has none left."""
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[LogTail, bytes]] = deque()
+        self._waiting_bytes = 0
+        self._is_busy = False
+        self._is_stuck = False
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="holdfast-tails", daemon=True)
+        self._thread.start()
+
+    def write(self, tail: LogTail, data: bytes) -> None:
+        """Write `data` soon; empty data closes the tail."""
+        with self._changed:
+            if data and not self._has_room(0 if self._is_stuck else ROOM_S_MAX):
+                if not self._is_stuck:
+                    tail.complain("the disk of the log directory does not respond")
+                self._is_stuck = True
+                return
+            self._waiting.append((tail, data))
+            self._waiting_bytes += len(data)
+            self._changed.notify_all()
+
+    def flush(self, limit_s: float) -> bool:
+        """Wait until everything is written; return whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._is_busy, limit_s)
+
+    def close(self, limit_s: float) -> None:
+        """Write what is waiting, and end the thread. A disk that does not respond keeps the thread."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join(limit_s)
+
+    def _has_room(self, limit_s: float) -> bool:
+        return self._changed.wait_for(lambda: self._waiting_bytes < WAITING_BYTES_MAX, limit_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting or self._is_closing)
+                if not self._waiting:
+                    return
+                tail, data = self._waiting.popleft()
+                self._is_busy = True
+            if data:
+                tail.write(data)
+            else:
+                tail.close()
+            with self._changed:
+                self._waiting_bytes -= len(data)
+                self._is_stuck = False
 
 
 def _create(path: str) -> int:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import os
 import select
 import sys
@@ -36,11 +37,11 @@ from holdfast.lazy_dataclass import factory_field, lazy_dataclass
 from holdfast.processes.failures import tracebacks
 from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.processes.logs import follower, lines
-from holdfast.processes.logs.log_tail import LogTail, remove_tail
+from holdfast.processes.logs.log_tail import LogTail, TailWriter, remove_tail
 from holdfast.processes.logs.std import Std, to_map
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn, TextIO
 
     from holdfast.processes.logs.follower import LogFollower, PipeStream
@@ -570,6 +571,8 @@ TAIL_BYTES_MAX = 64 * 1024
 # How long a report waits for the rest of a worker's output. After one timeout it does not wait again: the
 # console may be blocked.
 CATCH_UP_S = 1.0
+# How long the end of a job waits for the disk to write the tails.
+DISK_S_MAX = 2.0
 STDIN, STDOUT, STDERR = 0, 1, 2
 
 
@@ -626,6 +629,8 @@ class WorkerStdio:
         self._capture_stderr = capture_stderr
         self._tail_bytes_max = log_tail // 2  # Of each stream.
         self._tails: dict[tuple[int, int], LogTail] = {}
+        self._tail_writer: TailWriter | None = None
+        self._disk_stuck = False
         self._has_complained = False
         self.tail_files: dict[tuple[int, int], str] = {}
         """The tails by local rank and stream."""
@@ -683,7 +688,7 @@ class WorkerStdio:
                 to=sink,
                 tail_bytes_max=TAIL_BYTES_MAX if which == STDERR else 0,
                 raw=raw,
-                log_tail=self._tails.pop((rank, which), None),
+                keep=self._keep_in(self._tails.pop((rank, which), None)),
                 terminal_fd=which if os.isatty(fd) else -1,
                 breaks=which == STDOUT,
             )
@@ -704,6 +709,8 @@ class WorkerStdio:
         """
         if self._follower is not None and not self._console_stuck:
             self._console_stuck = not self._follower.finish_all()
+        if self._tail_writer is not None and not self._disk_stuck:
+            self._disk_stuck = not self._tail_writer.flush(DISK_S_MAX)
 
     def close(self) -> None:
         for fd in self._pipes.values():
@@ -715,6 +722,9 @@ class WorkerStdio:
         if self._follower is not None:
             self._follower.close(drain_s_max=0 if self._console_stuck else None)
             self._follower = None
+        if self._tail_writer is not None:
+            self._tail_writer.close(0 if self._disk_stuck else DISK_S_MAX)
+            self._tail_writer = None
         for sink in self._filtered.values():
             sink.close()
         for file in self._filtered_files.values():
@@ -818,6 +828,18 @@ class WorkerStdio:
             return None
         self.tail_files[rank, which] = path
         return tail
+
+    def _keep_in(self, tail: LogTail | None) -> Callable[[bytes], None] | None:
+        if tail is None:
+            return None
+        if self._tail_writer is None:
+            try:
+                self._tail_writer = TailWriter()
+            except RuntimeError as problem:
+                self._complain(str(problem))
+                tail.close()
+                return None
+        return functools.partial(self._tail_writer.write, tail)
 
     def _complain(self, text: str) -> None:
         """Report the first problem of the tails; the others probably have the same reason."""

@@ -35,12 +35,12 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from holdfast import console
+from holdfast import console, plugins
 from holdfast.core import blame, stopping, supervision
 from holdfast.core.machine import TICK
 from holdfast.core.values import Value
 from holdfast.defaults import REAP_S, SHUTDOWN_S
-from holdfast.errors import SHORTAGES, EnvironmentProblem, shortage_hint
+from holdfast.errors import SHORTAGES, EnvironmentProblem, PluginError, shortage_hint
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
 from holdfast.numa import binding
 from holdfast.processes.failures import failure as process_failure
@@ -71,8 +71,12 @@ READ_S_MAX = 2.0
 SIGNALS_OF_A_PEER = (signal.SIGABRT, signal.SIGPIPE)
 # How long a worker that SIGKILL did not end may take to exit after the keeper's death.
 LAST_MS_MAX = 1_000
+KILLED_AT_DEADLINE = "the keeper stopped this node's workers at their deadline"
 # The `order` of a worker that SIGKILL does not end: after all others, since no node has this many.
 ORDER_OF_GIVEN_UP = 1 << 20
+LOGS_DEST = (
+    "stdouts", "stderrs", "tee_stdouts", "tee_stderrs", "error_files", "filtered_stdout", "filtered_stderr",
+)  # fmt: skip
 # Temporary errors of an exec.
 RETRYABLE_ERRORS = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ETXTBSY)
 
@@ -194,6 +198,17 @@ def _require_every_rank(mapping: Mapping[int, object], nprocs: int, what: str) -
         )
 
 
+def _check_destinations(dest: object, nprocs: int, logs_specs: LogsSpecs) -> None:
+    """Raise `PluginError` unless a program's or plug-in's logs specs chose destinations for all workers."""
+    source = f"{plugins.owner_of(logs_specs)}: reify"
+    plugins.require(dest, LOGS_DEST, source, "a LogsDest")
+    for name in ("stdouts", "stderrs", "error_files"):
+        try:
+            _require_every_rank(getattr(dest, name), nprocs, name)
+        except RuntimeError as problem:
+            raise PluginError(f"{source}: {problem}") from None
+
+
 class RunningGroup(ABC):
     """One start of a group of workers. Not thread-safe: use it from one thread at a time."""
 
@@ -218,11 +233,11 @@ class RunningGroup(ABC):
         dest = spec.logs_specs.reify(spec.envs)
         if isinstance(spec.logs_specs, DefaultLogsSpecs):
             spec.logs_specs.use_attempt()
+        else:
+            _check_destinations(dest, self.nprocs, spec.logs_specs)
         self.stdouts = dest.stdouts
         self.stderrs = dest.stderrs
         self.error_files = dest.error_files
-        _require_every_rank(self.stdouts, self.nprocs, "stdouts")
-        _require_every_rank(self.stderrs, self.nprocs, "stderrs")
         self._stdio = WorkerStdio(
             dest,
             prefixes=spec.log_line_prefixes
@@ -260,6 +275,7 @@ class RunningGroup(ABC):
         self._delayed_until = 0.0
         self._stop: stopping.Stop | None = None
         self._stop_began_ns = 0
+        self._expired = False  # The keeper is killing all workers, at the deadline of the node.
         self._stderr_before_stop: dict[int, int] = {}  # Bytes on standard error.
         self._stop_reported = False
         self._leftovers: list[int] = []  # Left by workers; SIGKILL does not end them.
@@ -396,7 +412,7 @@ class RunningGroup(ABC):
         """
         if self._stop is None:
             self._report_held_exits()
-            self._stop_began_ns = time.time_ns()
+            self._stop_began_ns = self._stop_began_ns or time.time_ns()
             self._follow_if_written()
             self._stderr_before_stop = {
                 rank: self._stdio.stderr_written(rank) for rank in self._running
@@ -530,7 +546,7 @@ class RunningGroup(ABC):
     def _use_keeper(self, keeper: Keeper) -> None:
         self._keeper = keeper
         if self._deadline is not None:
-            keeper.watch(self._deadline.fileno(), self._deadline.presence_fd)
+            keeper.watch(self._deadline.timer_fds, self._deadline.presence_fd)
         self._watch(keeper.fileno(), self._receive_keeper_events)
         if self._warm is not None:
             self._watch_zygote()
@@ -640,6 +656,7 @@ class RunningGroup(ABC):
                             rank, pid, exitcode, detail, retryable=retryable, at_ns=at_ns
                         )
                 case keeper_client.Expired():
+                    self._expired, self._stop_began_ns = True, time.time_ns()
                     self._pending.append(event)
                 case keeper_client.DescendantsExited():
                     self._stop_event(stopping.LeftoversGone())
@@ -668,6 +685,8 @@ class RunningGroup(ABC):
         self._running.discard(rank)
         if exitcode == 0 and not detail:
             detail = self._problem_at_exit(rank)
+        elif exitcode == -signal.SIGKILL and self._expired and not detail:
+            detail = KILLED_AT_DEADLINE
         elif exitcode == -signal.SIGKILL and self._stop is None and not detail:
             detail = self._oom_kills.explain() if self._oom_kills is not None else ""
         stop, died_of = self._stop, max(0, -exitcode)
@@ -678,7 +697,7 @@ class RunningGroup(ABC):
             detail,
             order=len(self._exits),
             when_ns=time.time_ns() - (time.monotonic_ns() - at_ns if at_ns else 0),
-            after_stop=stop is not None,
+            after_stop=stop is not None or self._expired,
             retryable=retryable,
             stray_signal=bool(stop and died_of and not detail and not stop.has_sent(died_of, rank)),
         )

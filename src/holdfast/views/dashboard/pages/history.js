@@ -65,8 +65,8 @@ function plot(kind) {
   function draw(series, from, to) {
     const values = series[kind.name];
     [begin, end] = [from, to];
-    shown = values.map((value, at) => ({ at: (Math.max(from, series.edges[at]) + series.edges[at + 1]) / 2, since: series.edges[at], until: series.edges[at + 1], value }))
-      .filter((one) => one.until > from);
+    shown = values.map((value, at) => ({ since: Math.max(from, series.edges[at]), until: series.edges[at + 1], value })).filter((one) => one.until > from);
+    for (const one of shown) one.at = (one.since + one.until) / 2;
     element.hidden = !values.some((value) => value !== null);
     const finite = shown.map((one) => one.value).filter((value) => typeof value === "number");
     const lowest = Math.min(...finite), highest = Math.max(...finite);
@@ -74,15 +74,15 @@ function plot(kind) {
     const x = (at) => (((at - from) / (to - from)) * WIDTH).toFixed(1);
     const y = (value) => (HEIGHT - 2 - (high > low ? (value - low) / (high - low) : 0.5) * (HEIGHT - 6)).toFixed(1);
     const runs = [];
-    let run = null;
-    for (const one of shown) {
-      if (typeof one.value !== "number") { run = null; continue; }
-      if (!run) runs.push(run = []);
-      run.push(`${x(one.at)} ${y(one.value)}`);
+    for (const [place, one] of shown.entries()) {
+      if (typeof one.value !== "number") continue;
+      if (typeof shown[place - 1]?.value !== "number") runs.push({ since: x(one.since), points: [`${x(one.since)} ${y(one.value)}`] });
+      const run = runs.at(-1);
+      run.points.push(`${x(one.at)} ${y(one.value)}`);
+      if (typeof shown[place + 1]?.value !== "number") run.points.push(`${run.until = x(one.until)} ${y(one.value)}`);
     }
-    // A point without neighbours is a line of no length, which round ends make visible.
-    line.setAttribute("d", runs.map((points) => `M${points.join("L")}${points.length > 1 ? "" : "h0"}`).join(""));
-    area.setAttribute("d", runs.filter((points) => points.length > 1).map((points) => `M${points[0].split(" ")[0]} ${HEIGHT}L${points.join("L")}L${points.at(-1).split(" ")[0]} ${HEIGHT}Z`).join(""));
+    line.setAttribute("d", runs.map(({ points }) => `M${points.join("L")}`).join(""));
+    area.setAttribute("d", runs.map(({ since, points, until }) => `M${since} ${HEIGHT}L${points.join("L")}L${until} ${HEIGHT}Z`).join(""));
     bad.setAttribute("d", shown.filter((one) => typeof one.value === "string").map((one) => `M${x(one.at)} 0V${HEIGHT}`).join(""));
     const extremes = [lowest, highest].map(kind.text);
     setText(range, finite.length ? [...new Set(extremes)].join(" – ") : "");
