@@ -28,7 +28,6 @@ from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.rendezvous.rendezvous_errors import RendezvousClosedError, RendezvousTimeoutError
 
 if TYPE_CHECKING:
-
     from holdfast.core.machine import Effect, Event
     from holdfast.membership.interface import RenewDeadline
     from holdfast.observe.lifecycle import LifecycleEvent
