@@ -26,7 +26,19 @@ LENGTH_MAX = 12
 printable = st.characters(exclude_categories=["C", "Z"])
 any_text = st.characters(exclude_categories=["Cs"])
 of_addresses = st.sampled_from(ADDRESS_CHARS)
-NAMES = {"run_id", "node", "host", "role", "label", "id", "action", "what", "source", "kind"}
+NAMES = {
+    "run_id",
+    "node",
+    "new_id",
+    "host",
+    "role",
+    "label",
+    "id",
+    "action",
+    "what",
+    "source",
+    "kind",
+}
 ADDRESSES = {"address", "master_addr"}
 SHOWN = {
     "activity",

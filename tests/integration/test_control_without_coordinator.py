@@ -213,6 +213,7 @@ def test_every_node_on_etcd_can_be_watched_and_steered_from_every_machine(
             machines.stop(ELSEWHERE)
             assert [one.wait(PATIENCE_S) for one in streams[:2]] == [0, 0]
             assert machines.run(ELSEWHERE, "status", code=1)[0] == ""
+            assert team.run_id not in machines.run(ELSEWHERE, "ps")[0]
         finally:
             for one in streams:
                 one.kill()

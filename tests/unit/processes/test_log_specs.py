@@ -146,12 +146,12 @@ def test_directories_of_killed_agents_are_removed(
     abandoned, failed, running = (DefaultLogsSpecs().for_another_run() for _ in range(3))
     for specs in (abandoned, failed, running):
         specs.reify(envs_of(1))
-        os.utime(f"{specs.root_log_dir}/{CLAIM_FILE}", (0, 0))
     failed.keep()
     os.close(abandoned._claim_fd)  # As if its agent had been killed.
-    new = tmp_path / "holdfast_0"
-    new.mkdir()
-    (new / CLAIM_FILE).touch()  # Its agent is about to lock it.
+    new, other = tmp_path / "holdfast_0", tmp_path / "holdfast_2"
+    for folder, host in ((new, ""), (other, "other.host")):
+        folder.mkdir()
+        (folder / CLAIM_FILE).write_text(host)
     strange = tmp_path / "holdfast_1"
     strange.mkdir()
     os.mkfifo(strange / CLAIM_FILE)
@@ -159,7 +159,7 @@ def test_directories_of_killed_agents_are_removed(
 
     remove_abandoned_directories()
 
-    assert {*tmp_path.iterdir()} == {*roots, new, strange}
+    assert {*tmp_path.iterdir()} == {*roots, new, other, strange}
     running.discard_if_temporary()
     Keeper.keep_if_killed(abandoned.root_log_dir)
 

@@ -467,33 +467,25 @@ def _make_temporary_dir() -> str:
 
 # An agent removes its temporary directory at the end of the job, and its keeper does so if the agent is
 # killed. If both are killed, a later agent of the same user finds the directory by this file: the agent that
-# created it holds a lock on it.
+# created it has locked it, and then written its host into it. Some network file systems do not show locks of
+# other hosts.
 CLAIM_FILE = "in-use"
-# A newer file may not be locked yet.
-CLAIM_S_MIN = 60
+HOST_BYTES_MAX = 256
 
 
 def _claim(folder: str) -> int:
     """Create the locked file in a temporary directory; -1 if that is not possible."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        fd = os.open(
-            os.path.join(folder, CLAIM_FILE),
-            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
-            0o600,
-        )
+        fd = os.open(os.path.join(folder, CLAIM_FILE), flags, 0o600)
     except OSError:
         return -1
-    _is_locked_now(fd)
-    return fd
-
-
-def _is_locked_now(fd: int) -> bool:
-    """Lock a file if no other process has locked it, and return whether this one has."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(fd, os.uname().nodename.encode())
     except OSError:
-        return False
-    return True
+        pass  # Without a host in it, nobody removes the directory.
+    return fd
 
 
 def remove_abandoned_directories() -> None:
@@ -503,20 +495,25 @@ def remove_abandoned_directories() -> None:
             folders = [one.path for one in entries if one.name.startswith(f"{TEMPORARY_NAME}_")]
     except OSError:
         return
-    flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     for folder in folders:
-        if _owner_of(folder) != os.geteuid():
-            continue
-        try:
-            fd = os.open(os.path.join(folder, CLAIM_FILE), flags)
-        except OSError:
-            continue  # It is kept.
-        try:
-            is_old = time.time() - os.fstat(fd).st_mtime >= CLAIM_S_MIN
-            if is_old and _is_locked_now(fd):
-                _remove_tree(folder)
-        finally:
-            os.close(fd)
+        if _owner_of(folder) == os.geteuid():
+            _remove_if_abandoned(folder)
+
+
+def _remove_if_abandoned(folder: str) -> None:
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(os.path.join(folder, CLAIM_FILE), flags)
+    except OSError:
+        return  # It is kept.
+    try:
+        if os.read(fd, HOST_BYTES_MAX) == os.uname().nodename.encode():
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove_tree(folder)
+    except OSError:
+        pass  # Its agent runs.
+    finally:
+        os.close(fd)
 
 
 def _remove_file(path: str) -> None:
