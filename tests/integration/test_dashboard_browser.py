@@ -114,8 +114,6 @@ def test_dashboard_views_and_actions_work(
         "2",
         "--max-restarts",
         "3",
-        "--redirects",
-        "3",
         "--log-dir",
         str(logs),
     )

@@ -54,7 +54,7 @@ async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
 
 @in_loop
 async def test_top_watches_and_steers_three_nodes(tmp_path: Path) -> None:
-    flags = ("--redirects", "3", "--log-dir", str(tmp_path / "logs"), "--max-restarts", "1")
+    flags = ("--log-dir", str(tmp_path / "logs"), "--max-restarts", "1")
     with Cluster(tmp_path, SCRIPT, *flags, nnodes="2:3", run_id="watched", conf=TOGETHER) as team:
         for name in "abc":
             team.start(name, conf=f"node_id={name}")

@@ -38,7 +38,7 @@ from holdfast.printable import one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from holdfast.wire.messages import NodeSummary
+    from holdfast.wire.messages import JobSummary, NodeSummary
 
 GENERATIONS_MAX = 512
 """Generations to keep per node. Of older generations, only the useful time is kept."""
@@ -1021,6 +1021,17 @@ def goodput_of(nodes: Iterable[SpentTime]) -> Goodput | None:
     lost_s = max(wanted_s - useful_s for wanted_s, useful_s in times)
     share = min(1.0, max(0.0, 1.0 - lost_s / longest_s))  # A damaged record may contradict itself.
     return Goodput(share, not by_steps)
+
+
+def delays_of(job: JobSummary) -> list[str]:
+    """Return what delays the start of a job's workers, one line each."""
+    if job.outcome:
+        return []
+    lines = []
+    if job.phase == JobPhase.FORMING.value:
+        lines.append(f"waiting for nodes: {job.present} of {job.min_nodes}")
+    reports = (one.report for one in job.nodes if one.report is not None and one.report.activity)
+    return [*lines, *(f"{one.node}: {one.activity}" for one in reports)]
 
 
 def state_of(node: NodeSummary, job_phase: str) -> str:

@@ -25,6 +25,7 @@ from holdfast.control.history import (
     GenerationEnd,
     NodeEnd,
     RunEnd,
+    delays_of,
     end_of,
     goodput_of,
     is_charged,
@@ -75,6 +76,7 @@ FAILED_NODES_MAX = 8
 """Nodes with the most recent failures. Their histories are requested too, because only these show when
 the problem began."""
 CAUSES_SHOWN = 64
+DELAYS_SHOWN = 3
 
 
 class JobHeader(msgspec.Struct, kw_only=True):
@@ -90,6 +92,8 @@ class JobHeader(msgspec.Struct, kw_only=True):
     max_restarts: int = 0
     causes: list[str] = []
     """Causes of the restarts that were charged, the newest last."""
+    delay: str = ""
+    """What delays the start of the workers; empty if nothing does."""
     why: str = ""
     """The last change of the round or the generation."""
     members: int = 0
@@ -552,6 +556,7 @@ class LiveJob:
         self.header = JobHeader(
             **{name: getattr(job, name) for name in SUMMARIZED},
             state=job.outcome or job.phase,
+            delay="; ".join(delays_of(job)[:DELAYS_SHOWN]),
             causes=job.causes[-CAUSES_SHOWN:],
             ranks=len(self.ranks),
             running=sum(node.running for node in self.nodes),

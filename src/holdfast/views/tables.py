@@ -6,8 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from holdfast.control.history import goodput_of, progress_of, state_of
-from holdfast.core.rounds import JobPhase
+from holdfast.control.history import delays_of, goodput_of, progress_of, state_of
 from holdfast.views.terminal_text import TerminalText
 
 if TYPE_CHECKING:
@@ -164,13 +163,7 @@ def status_text(job: JobSummary, unreached: Sequence[str] = ()) -> str:
         f"nodes {job.members} of {job.min_nodes}:{job.max_nodes}, {job.present} connected",
         f"restarts {job.restarts} of {job.max_restarts}",
     ]
-    if job.phase == JobPhase.FORMING.value and not job.outcome:
-        lines.append(f"waiting for nodes: {job.present} of {job.min_nodes}")
-    lines += [
-        f"{one.node}: {one.report.activity}"
-        for one in job.nodes
-        if one.report is not None and one.report.activity
-    ]
+    lines += delays_of(job)
     lines += _progress_lines(job)
     if job.why:
         lines.append(f"last change: {job.why}")

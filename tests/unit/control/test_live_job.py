@@ -286,3 +286,28 @@ def test_slow_message_does_not_shift_a_nodes_clock() -> None:
     for received_at, sent_at in ((110.0, 10.0), (120.5, 20.0)):
         job.add_history(received_at, "a", [NodeHistory(now=sent_at, generations=[generation])])
     assert [one.started_at for one in job.generations] == [105.0]
+
+
+def test_job_that_has_not_started_shows_what_delays_it() -> None:
+    job = LiveJob()
+    one = summary(0.0, nodes=1, min_nodes=2, phase="forming").nodes[0]
+    assert one.report is not None
+    waits = replace(one, report=replace(one.report, activity="preloading torch, 3 s"))
+    job.add_summary(0.0, summary(0.0, nodes=1, min_nodes=2, phase="forming"))
+    assert job.header.delay == "waiting for nodes: 1 of 2"
+    job.add_summary(
+        1.0, replace(summary(1.0, nodes=1, phase="forming", min_nodes=2), nodes=[waits])
+    )
+    assert job.header.delay == "waiting for nodes: 1 of 2; node000: preloading torch, 3 s"
+    job.add_summary(2.0, summary(2.0, nodes=2))
+    assert job.header.delay == ""
+
+
+def test_end_that_the_last_message_told_is_that_of_the_job_unless_its_nodes_report_more() -> None:
+    job = LiveJob()
+    job.add_summary(0.0, summary(0.0, nodes=2))
+    job.ended("stopped", "signals stopped all its agents", 7.0)
+    assert job.end is not None
+    assert (job.end.outcome, job.end.wall) == ("stopped", 7.0)
+    job.add_summary(1.0, summary(1.0, nodes=2, generation=1))
+    assert job.end is None, "another job has the name"

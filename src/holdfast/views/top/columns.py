@@ -280,6 +280,8 @@ def _newest_event(job: LiveJob, width: int, now: float) -> list[Cell]:
             return [(shortened(f"the job is over: {job.end.why}", width), "accent")]
         since = duration(job.age_s(now))
         return [(shortened(f"not up to date ({since}): {job.problem}", width), "bad")]
+    if one.delay:
+        return [(shortened(one.delay, width), "warn")]
     if one.why:
         return [("last change: ", "dim"), (shortened(one.why, width - 13), "")]
     return [("", "")]

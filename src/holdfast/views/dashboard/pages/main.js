@@ -55,7 +55,7 @@ function render() {
   document.body.classList.toggle("stale", Boolean(end) || isLost);
   $("verdict").className = `verdict ${kind.replace(/[^a-z]/g, "-")}`;
   if ($("state").textContent !== kind) $("state").replaceWith(Object.assign(pill(kind || "…"), { id: "state" }));
-  setText($("why"), end ? [end.why, end.wall === null ? "" : `at ${clock(end.wall)}`].filter(Boolean).join(" · ") : [job.problem, job.why ? `last change: ${job.why}` : ""].filter(Boolean).join(" · ") || (job.running ? `${job.running} of ${job.ranks} workers are running` : "the job is starting"));
+  setText($("why"), end ? [end.why, end.wall === null ? "" : `at ${clock(end.wall)}`].filter(Boolean).join(" · ") : [job.problem, job.delay || (job.why ? `last change: ${job.why}` : "")].filter(Boolean).join(" · ") || (job.running ? `${job.running} of ${job.ranks} workers are running` : "the job is starting"));
   $("report").hidden = !end;
   if (end) fill($("report"), job.report, () => ["Report: ", h("code", {}, job.report)]);
   state.canAct = !session.readOnly && !end;
