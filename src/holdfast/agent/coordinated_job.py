@@ -52,6 +52,8 @@ WORKER_DESCRIPTORS = 3
 class CoordinatedJob:
     """The job during one run. It only reads the machine, which belongs to the agent's loop."""
 
+    is_polled = False
+
     def __init__(
         self,
         handler: MembershipHandler,

@@ -92,6 +92,10 @@ if TYPE_CHECKING:
             """The membership in a job of several nodes; None if this agent decides alone."""
 
         @property
+        def is_polled(self) -> bool:
+            """Whether a user's rendezvous handler forms the rounds, for which the loop has to wait."""
+
+        @property
         def workers_deadline(self) -> WorkersDeadline | None:
             """When the keeper kills the workers, unless the membership extends it."""
 
@@ -308,9 +312,10 @@ class AgentLoop:
         self.job.join()
         membership = self.membership
         control = self._begin_control()
+        if membership is not None or self.job.is_polled:
+            control.open()  # The job is visible while the node waits for others.
         if membership is None:
             return self._conclude(self._run_machine())
-        control.open()  # The job is visible while the node waits for others.
         membership.control.on_watch(control.watched)
         try:
             membership.heartbeat.start()  # It stops if this loop no longer responds.
@@ -408,6 +413,8 @@ class AgentLoop:
             if self.membership is not None:
                 # Meanwhile the loop need not respond.
                 stack.enter_context(self.membership.heartbeat)
+            if self.services.control is not None and self.job.is_polled:
+                stack.enter_context(self.services.control.waiting_for(what))
             yield
 
     # Events.

@@ -9,11 +9,12 @@ job without a coordinator, it also serves clients that connect to the agent port
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 import time
 from collections import deque
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from holdfast import console
@@ -120,6 +121,8 @@ class ControlPoint:
         self._pending: list[tuple[str, Future[RequestAnswer]]] = []
         """The requests that the membership has not answered, by id. Several clients may repeat one id."""
         self._is_closed = False
+        self.awaited = ""
+        """What the loop waits for in a user's code; meanwhile it makes no calls."""
 
     def open(self) -> None:
         """Listen for clients. If that fails, the job continues, but `holdfast ps` does not list it.
@@ -145,6 +148,34 @@ class ControlPoint:
         except OSError as problem:
             console.debug(f"holdfast ps cannot find this job: {problem}")
             self._close_listener()
+
+    @contextmanager
+    def waiting_for(self, what: str) -> Iterator[None]:
+        """Return a context in which a thread accepts clients, because the loop waits in a user's code."""
+        if self._listener is None or self.awaited:
+            yield
+            return
+        end = os.eventfd(0, os.EFD_CLOEXEC)
+        acceptor = threading.Thread(
+            target=self._accept_until, args=(end,), name="holdfast-control-accept", daemon=True
+        )
+        self.awaited = what
+        acceptor.start()
+        try:
+            yield
+        finally:
+            os.eventfd_write(end, 1)
+            acceptor.join()
+            os.close(end)
+            self.awaited = ""
+
+    def _accept_until(self, end: int) -> None:
+        assert self._listener is not None
+        poll = select.poll()
+        poll.register(end, select.POLLIN)
+        poll.register(self._listener, select.POLLIN)
+        while end not in dict(poll.poll()):
+            self._accept()
 
     def close(self) -> None:
         """Close the socket and the server; may be called more than once."""
@@ -180,13 +211,7 @@ class ControlPoint:
 
     def poll(self) -> None:
         """Accept a client, then run the calls that the server's thread submitted."""
-        if self._listener is not None:
-            try:
-                descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]
-            except OSError:
-                pass  # No client.
-            else:
-                self._serve(lambda server: server.adopt(descriptor), lambda: os.close(descriptor))
+        self._accept()
         if self._wakeup >= 0:
             try:
                 os.eventfd_read(self._wakeup)
@@ -194,6 +219,15 @@ class ControlPoint:
                 pass
         while self._calls:
             self._calls.popleft()()
+
+    def _accept(self) -> None:
+        if self._listener is None:
+            return
+        try:
+            descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]
+        except OSError:
+            return  # No client.
+        self._serve(lambda server: server.adopt(descriptor), lambda: os.close(descriptor))
 
     def take_requests(self) -> Iterator[Event]:
         """Pass requests to the membership. Without a membership, yield them as events for the machine."""

@@ -493,6 +493,8 @@ class NodeServer:
             self._report_soon(0.05 if self._unreported else every_s)
 
     async def _own_report(self, *, workers: bool = True) -> NodeReport:
+        if self._point.awaited:
+            return self._waiting_report()
         report = await self._in_agent(
             lambda: report_of(self._agent, self._point.history, workers=workers)
         )
@@ -505,12 +507,29 @@ class NodeServer:
         self._usage.add(Sample(time.monotonic(), rss=rss_bytes or None, gpu=gpu))
         return msgspec.structs.replace(report, gpus=len(shares), gpu=gpu or 0.0)
 
+    def _waiting_report(self) -> NodeReport:
+        """Return the state of an agent whose loop waits in a user's code."""
+        return NodeReport(
+            run_id=self._run_id,
+            node=node_name(self._agent),
+            state=self._agent.machine.state.value,
+            activity=one_line(f"waiting for {self._point.awaited}", WHY_CHARS_MAX),
+        )
+
+    def _check_loop(self) -> None:
+        """Raise `NoResponse` if the agent's loop waits in a user's code."""
+        if self._point.awaited:
+            raise NoResponse(
+                f"the agent waits for {self._point.awaited}; SIGTERM to process {os.getpid()} stops it"
+            )
+
     def _stuck_report(self) -> NodeReport:
         node = node_name(self._agent)
         return NodeReport(run_id=self._run_id, node=node, state=NodeState.STUCK)
 
     async def _in_agent(self, function: Callable[[], T]) -> T:
-        """Call a function in the agent's loop; raise `NoResponse` if the loop is stuck."""
+        """Call a function in the agent's loop; raise `NoResponse` if it cannot respond."""
+        self._check_loop()
         try:
             async with asyncio.timeout(LOOP_S):
                 return await asyncio.wrap_future(self._point.call(function))
@@ -683,6 +702,7 @@ class NodeServer:
         client.send(Reply(id=query.id, body=body))
 
     async def _act(self, client: Client, query: Query) -> None:
+        self._check_loop()
         request = messages.unpack(Request, query.body)
         try:
             async with asyncio.timeout(DECISION_S):

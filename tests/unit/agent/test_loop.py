@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -16,6 +17,9 @@ from holdfast.agent import loop, side_services
 from holdfast.agent.assembly import agent_of
 from holdfast.agent.spec import WorkerState
 from holdfast.agent.worker_processes import ProcessSettings
+from holdfast.control.discovery import local_jobs, open_job
+from holdfast.control.job_client import JobUnreachable
+from holdfast.core.requests import Action
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.logs.std import Std
 from holdfast.processes.signals import SignalException
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
     from holdfast.agent.loop import AgentLoop
     from holdfast.agent.spec import RunResult
     from holdfast.control.history import Generation
+    from holdfast.rendezvous.handler import RendezvousInfo
+    from holdfast.wire.messages import JobSummary
 
 
 def local(
@@ -300,3 +306,24 @@ def test_earliest_watch_reaches_the_control_point(
     with pytest.raises(Stopped):
         agent.supervise()
     assert delivered == [watch]
+
+
+def test_job_is_visible_while_a_users_handler_forms_a_round() -> None:
+    class Watched(ScriptedRendezvous):
+        async def watch(self) -> JobSummary:
+            [job] = await local_jobs()
+            assert job.here.state == "joining"
+            async with await open_job(job) as client:
+                with pytest.raises(JobUnreachable, match="SIGTERM"):
+                    await client.request(Action.STOP)
+                return await client.status(watch=True)
+
+        def next_rendezvous(self) -> RendezvousInfo:
+            self.seen = asyncio.run(self.watch())  # The agent's loop waits here.
+            return super().next_rendezvous()
+
+    handler = Watched()
+    assert run(local("exit 0", handler=handler)).state is WorkerState.SUCCEEDED
+    [node] = handler.seen.nodes
+    assert node.report is not None
+    assert node.report.activity == "waiting for the rendezvous"
