@@ -628,7 +628,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         context = workers.context
         assert context is not None
         interrupted = machine.interrupted
-        while not context.stop_ended:
+        while True:
             # Signals first: once the stop has ended, the caller may wait for another round.
             while (one := loop.signals.take()) is not None:
                 console.warning(signal_notice(machine, one, grace_s, interrupted=interrupted))
@@ -639,8 +639,9 @@ class LocalElasticAgent(SimpleElasticAgent):
             for event in poll(time.monotonic()):
                 if machine.state is not State.IDLE:
                     loop.post(event)
-            if not context.stop_ended:
-                loop.wait(workers.next_deadline(time.monotonic()), *workers.descriptors())
+            if context.stop_ended:
+                return
+            loop.wait(workers.next_deadline(time.monotonic()), *workers.descriptors())
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         processes, hooked = self._processes, self._loop.workers
