@@ -17,6 +17,10 @@ def own(monkeypatch: pytest.MonkeyPatch) -> str:
     return plugins.note("events", SimpleNamespace(name="rows", value=f"{__name__}.handlers:Rows"))
 
 
+class Rows:
+    """A handler of the plug-in."""
+
+
 def raised_by(call: Any) -> Exception:
     try:
         call()
@@ -81,3 +85,9 @@ def test_object_without_a_required_attribute_is_an_error(own: str) -> None:
     plugins.require("text", ("upper",), own, "a text")
     with pytest.raises(PluginError, match=r"returned 3, which is not a text: it has no upper$"):
         plugins.require(3, ("upper",), own, "a text")
+
+
+def test_object_is_named_with_its_plug_in(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plugins.named(Rows()) == f"Rows of {own}"
+    monkeypatch.setattr(plugins, "_in_use", {})
+    assert (plugins.named(Rows()), plugins.owner_of(Rows())) == ("Rows", f"{__name__}.Rows")

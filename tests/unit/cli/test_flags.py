@@ -12,7 +12,7 @@ import pytest
 from holdfast.cli.run_command import build_parser, read_args
 from holdfast.cli.script import check_can_start, worker_command
 from holdfast.core.job_settings import DEFAULTS, SETTINGS
-from holdfast.errors import CannotStart, UsageError
+from holdfast.errors import CannotStart, PluginError, UsageError
 from holdfast.launcher import devices
 from holdfast.launcher import flag_values as flags
 from holdfast.launcher.config import FLAGS, LaunchConfig
@@ -223,13 +223,20 @@ def test_logs_specs_come_from_plugins(tmp_path: Path, monkeypatch: pytest.Monkey
     folder = tmp_path / "plug-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1.0\n")
-    lines = "mine = plug_code:Specs\nbroken = no_such_module_anywhere:Specs"
+    lines = (
+        "mine = plug_code:Specs\nbroken = no_such_module_anywhere:Specs\n"
+        "raises = plug_raises:Specs\nnumber = plug_code:NUMBER"
+    )
     (folder / "entry_points.txt").write_text(f"[torchrun.logs_specs]\n{lines}\n")
-    (tmp_path / "plug_code.py").write_text("class Specs: pass\n")
+    (tmp_path / "plug_code.py").write_text("NUMBER = 1\nclass Specs: pass\n")
+    (tmp_path / "plug_raises.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert flags.load_logs_specs("mine").__module__ == "plug_code"
     with pytest.raises(UsageError, match=r"^--logs-specs: .*'broken'"):
         flags.load_logs_specs("broken")
+    for name in ("raises", "number"):
+        with pytest.raises(PluginError, match=f"^the logs specs plug-in '{name}'"):
+            flags.load_logs_specs(name)
     with pytest.raises(UsageError, match=r"^--logs-specs: 'nope' .*default, .*mine"):
         flags.load_logs_specs("nope")
 

@@ -120,6 +120,23 @@ def test_failure_report_has_the_generation_and_not_the_restart_count() -> None:
     assert (report["generation"], report["max_restarts"]) == (1, 0)
 
 
+class Unleavable(SingleNodeHandler):
+    """A rendezvous that cannot be left."""
+
+    def shutdown(self) -> bool:
+        super().shutdown()
+        raise KeyError("lease")
+
+
+def test_failing_shutdown_of_a_handler_does_not_replace_the_result(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    backend = "unleavable"
+    registry.register(backend, lambda params: Unleavable(params.run_id, backend=backend))
+    assert fails("exit 3", rdzv_backend=backend).get_first_failure()[1].exitcode == 3
+    assert [line for line in caplog.messages if "Unleavable: " in line and "'lease'" in line]
+
+
 @pytest.mark.parametrize("chosen", [{"redirects": Std.OUT}, {"tee": {0: Std.ERR}}])
 def test_temporary_log_folder_with_redirected_streams_is_kept(chosen: dict[str, Any]) -> None:
     logs = DefaultLogsSpecs(**chosen)

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.core import blame
 from holdfast.core.supervision import WorkerExited, WorkersStopped
-from holdfast.errors import EnvironmentProblem
+from holdfast.errors import EnvironmentProblem, PluginError
 from holdfast.processes import poll
 from holdfast.processes.keeper import keeper_client
 from holdfast.processes.keeper.deadline import WorkersDeadline
@@ -140,6 +140,16 @@ class BadPaths(LogsSpecs):
     def root_log_dir(self) -> str:
         assert self._root_log_dir is not None
         return self._root_log_dir
+
+
+@pytest.mark.parametrize("dest", [None, LogsDest(stdouts={0: ""}, stderrs={0: ""})])
+def test_logs_specs_that_choose_no_destination_are_named(group: Group, dest: LogsDest) -> None:
+    class Forgetful(BadPaths):
+        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+            return dest
+
+    with pytest.raises(PluginError, match=r"Forgetful: reify(: error_files: | returned None, )"):
+        group.make(WAITS, logs=Forgetful("logs"))
 
 
 def test_kill_at_the_deadline_is_not_taken_for_another_kill(group: Group) -> None:
