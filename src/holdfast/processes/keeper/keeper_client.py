@@ -76,6 +76,9 @@ class Exited(Value):
 class Expired(Value):
     """The timer of `Keeper.watch` has expired: the keeper is killing all workers."""
 
+    at_ns: int
+    """When the kill began, on the monotonic clock."""
+
 
 class DescendantsExited(Value):
     """The keeper has no descendants left."""
@@ -98,8 +101,8 @@ def decode(event: tuple[Any, ...]) -> Event:
         case ("exited", key, pid, code, status, error, at_ns):
             exitcode = status if code == os.CLD_EXITED else -status
             return Exited(key, pid, exitcode, error, at_ns)
-        case ("expired", _number):
-            return Expired()
+        case ("expired", _number, at_ns):
+            return Expired(at_ns)
         case ("empty", _number):
             return DescendantsExited()
     raise EnvironmentProblem(f"the keeper sent an unknown event: {event!r}")

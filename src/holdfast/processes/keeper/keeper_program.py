@@ -26,7 +26,7 @@ private socket pair. Both processes run the same interpreter. The requests, by t
 ``kill key``               SIGKILL one worker's whole tree.
 ``deadline number count``  Kill all workers when a timer expires. The message carries two timers, which
                            the agent extends: the first spares an agent that is ready to run and only
-                           gets no CPU. Before the kill the keeper sends ``expired number``.
+                           gets no CPU. Before the kill the keeper sends ``expired number ns``.
                            If the count is 3, the message also carries a socket, which the keeper
                            holds open until the workers have exited.
 ``clear signum number``    Signal everything that exited workers left behind. The keeper sends ``clearing
@@ -407,7 +407,7 @@ class KeeperProgram:
         first, last = self.deadline_fds
         if fd == first and last >= 0 and is_starved(self.agent):
             return
-        self.send_event("expired", self.deadline_number)
+        self.send_event("expired", self.deadline_number, time.monotonic_ns())
         helpers = [pid for pid, worker in self.workers.items() if worker.key < 0]
         kept = {*helpers, *(pid for one in helpers for pid in descendants_of(one))}
         for pid in descendants_of(self.pid):

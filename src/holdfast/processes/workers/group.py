@@ -160,6 +160,11 @@ def start_error(error: tuple[int, str] | None) -> str:
     return f"could not be started: {step}{why}" + (f" ({hint})" if hint else "")
 
 
+def _wall_ns(at_ns: int) -> int:
+    """Return a time of the monotonic clock on the wall clock."""
+    return time.time_ns() - (time.monotonic_ns() - at_ns)
+
+
 def unkillable(pid: int, reap_s: float) -> str:
     """Return the state of a process that survives SIGKILL."""
     state = state_of(pid)
@@ -655,8 +660,8 @@ class RunningGroup(ABC):
                         self._worker_exited(
                             rank, pid, exitcode, detail, retryable=retryable, at_ns=at_ns
                         )
-                case keeper_client.Expired():
-                    self._expired, self._stop_began_ns = True, time.time_ns()
+                case keeper_client.Expired(at_ns):
+                    self._expired, self._stop_began_ns = True, _wall_ns(at_ns)
                     self._pending.append(event)
                 case keeper_client.DescendantsExited():
                     self._stop_event(stopping.LeftoversGone())
@@ -696,7 +701,7 @@ class RunningGroup(ABC):
             exitcode,
             detail,
             order=len(self._exits),
-            when_ns=time.time_ns() - (time.monotonic_ns() - at_ns if at_ns else 0),
+            when_ns=_wall_ns(at_ns) if at_ns else time.time_ns(),
             after_stop=stop is not None or self._expired,
             retryable=retryable,
             stray_signal=bool(stop and died_of and not detail and not stop.has_sent(died_of, rank)),
