@@ -113,12 +113,13 @@ class RendezvousHandlerRegistry:
             params = PluginParameters(params)
         with naming(source):
             handler = creator(params)
-            plugins.require(handler, METHODS, source, "a rendezvous handler")
+            plugins.require(handler, ("get_backend",), source, "a rendezvous handler")
             name = handler.get_backend()
         if name != params.backend:
             raise PluginError(
                 f"{source} created a handler for the backend {params.backend!r} with the name {name!r}"
             )
+        plugins.require(handler, METHODS, source, "a rendezvous handler")
         return handler
 
     def creator_of(self, backend: str) -> RendezvousHandlerCreator:

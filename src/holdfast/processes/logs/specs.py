@@ -814,7 +814,8 @@ class WorkerStdio:
         return write
 
     def _open_tail(self, rank: int, which: int) -> LogTail | None:
-        path = (self._dest.tail_stdouts if which == STDOUT else self._dest.tail_stderrs).get(rank)
+        name = "tail_stdouts" if which == STDOUT else "tail_stderrs"
+        path = getattr(self._dest, name, {}).get(rank)  # A `LogsDest` of torch has neither.
         inherits = which == STDERR and not self._capture_stderr
         if not path or not self._tail_bytes_max or inherits:
             return None
