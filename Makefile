@@ -37,17 +37,22 @@ GROUP = $(1)/bin/python -c 'import sys, tomllib; \
 	print(*groups[sys.argv[1]], sep="\n")' $(2) > $(1)/$(2).txt
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types format bench chaos simulate docs clean distclean
+.PHONY: help demo test test-jax lint types format bench chaos simulate docs clean distclean
 .DEFAULT_GOAL := help
 
 help: ## Show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.holdfast ## Run a job that loses a worker and a node, gains one, and finishes (about 10 seconds)
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.torch ## Run all tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+test-jax: $(VENV)/.holdfast $(VENV)/.test ## Run the tests that need JAX; installs 500 MB into $(VENV)-jax
+	@test -x $(VENV)-jax/bin/python || $(PYTHON) -m venv $(VENV)-jax
+	@$(call PIP,$(VENV)-jax) jax==0.10.2 --editable . --requirement $(VENV)/test.txt
+	$(VENV)-jax/bin/python -m pytest -n 0 tests/peers/test_jax.py $(ARGS)
 
 lint: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.lint ## Check style, types and the layering of imports
 	$(BIN)/ruff check .
@@ -81,7 +86,7 @@ clean: ## Remove caches and build results
 	find benchmarks chaos examples simulator src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Remove the virtual environments as well
-	rm -rf $(VENV) $(DOCS_VENV)
+	rm -rf $(VENV) $(VENV)-jax $(DOCS_VENV)
 
 # Set-up.
 

@@ -12,6 +12,9 @@ START_METHODS = ("spawn", "fork", "forkserver")
 SHUTDOWN_S = 30
 """How long workers have between the stop signal and SIGKILL."""
 
+FAILURE_GRACE_S = 10
+"""The same after a failure, unless `SHUTDOWN_S` or its replacement is shorter."""
+
 REAP_S = 15.0
 """How long a killed process may take to exit. The kernel needs seconds to tear down a process with much memory
 or many GPUs. A process that takes longer than this is in uninterruptible sleep."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import textwrap
 from pathlib import Path
@@ -141,11 +142,18 @@ def test_worker_is_killed_with_its_children_after_the_timeout(tmp_path: Path) ->
         assert "did not exit in time: killed it" in err
 
 
-def test_shutdown_timeout_applies_after_a_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [("--shutdown-timeout=0.2",), ("--shutdown-timeout=1000", "--failure-grace=0.2")],
+    ids=["shutdown timeout", "failure grace"],
+)
+def test_workers_have_less_time_to_exit_after_a_failure(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
     """torchrun always waits 30 s here, regardless of --shutdown-timeout."""
     script = STUBBORN + FAILS_WHEN_TOLD
     os.mkfifo(tmp_path / "messages.go")  # Before a worker opens it.
-    with Job(tmp_path, script, "--nproc-per-node=2", "--shutdown-timeout=0.2") as job:
+    with Job(tmp_path, script, "--nproc-per-node=2", *flags) as job:
         family = Watched(*job.messages.take(2).values())
         with open(f"{job.messages.path}.go", "w"):
             pass
@@ -153,6 +161,20 @@ def test_shutdown_timeout_applies_after_a_failure(tmp_path: Path) -> None:
         family.assert_exited()
         assert code == 7
         assert "consequence" in err
+
+
+def test_slow_worker_is_named_with_what_it_does(tmp_path: Path) -> None:
+    script = STUBBORN + FAILS_WHEN_TOLD
+    os.mkfifo(tmp_path / "messages.go")  # Before a worker opens it.
+    with Job(tmp_path, script, "--nproc-per-node=2", "--failure-grace=9") as job:
+        slow = job.messages.take(2)["leader0"]
+        with open(f"{job.messages.path}.go", "w"):
+            pass
+        assert job.agent.stderr is not None
+        line = next(line for line in job.agent.stderr if "has not exited yet" in line)
+        assert f"worker 0 (pid {slow}) has not exited yet: " in line
+        assert re.search(r", called from forever \(train.py:\d+\); killing it in \d s$", line)
+        os.kill(slow, signal.SIGKILL)
 
 
 def test_stop_signal_can_be_configured(tmp_path: Path) -> None:

@@ -308,13 +308,15 @@ def described(view: View) -> str:
             text = f"member rank {view.rank} of {view.size}, round {view.round}"
             text += f", generation {view.generation}"
             text += "" if view.start else ", not to start yet"
+            text += ", after a failure" if view.after_failure else ""
             text += f", {view.slow}" if view.slow else ""
             if view.world_size != view.size:
                 text += f", workers from {view.first_rank} of {view.world_size}"
             return text + (f", restart {view.restarts}" if view.restarts else "")
         case NodeRole.WAITING:
             wait_reason = f", {view.wait_reason}" if view.wait_reason else ""
-            return f"waiting, {view.present} of {view.needed} nodes{wait_reason}"
+            failure = ", after a failure" if view.after_failure else ""
+            return f"waiting, {view.present} of {view.needed} nodes{wait_reason}{failure}"
         case NodeRole.CLOSED:
             text = f"closed, {view.outcome.value if view.outcome else '?'}"
             text += f", report {view.report.decode()!r}" if view.report else ""

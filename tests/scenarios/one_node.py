@@ -96,6 +96,7 @@ class StopSettings(Value):
     grace_s: float
     reap_s: float
     unresponsive: str = ""
+    notice_s: float = 0.0
 
 
 STOP_EVENTS: dict[str, type[Event]] = {
@@ -125,6 +126,7 @@ class StoppingPlayer:
                 grace_s=settings.grace_s,
                 reap_s=settings.reap_s,
                 unresponsive=read_keys(settings.unresponsive),
+                notice_s=settings.notice_s or None,
             )
             self.clock = Clock()
             return [self._state()]

@@ -91,7 +91,10 @@ def write_fact(fact: Value) -> str:
         if name in SIGNAL_FIELDS:
             text = signal.Signals(value).name
         elif isinstance(value, tuple):
-            text = ",".join(f"{one.pid}:{one.scope}:{one.signum}" for one in value)
+            text = ",".join(
+                f"{one.pid}:{one.scope}:{one.signum}" if isinstance(one, ExpiredTimer) else str(one)
+                for one in value
+            )
         else:
             text = str(value.value if hasattr(type(value), "__members__") else value)
         words.append(f"{name}={shlex.quote(text)}")

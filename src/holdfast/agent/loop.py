@@ -45,7 +45,6 @@ from holdfast.core import supervision
 from holdfast.core.machine import TICK, InvalidEvent
 from holdfast.core.supervision import Outcome, State, StopReason
 from holdfast.core.values import Value
-from holdfast.defaults import SHUTDOWN_S
 from holdfast.errors import InternalError, JobStopped
 from holdfast.processes.failures import failure as process_failure
 from holdfast.processes.poll import min_of, wait_for
@@ -212,8 +211,6 @@ NOTICE_CHARS_MAX = 500
 class LoopSettings(Value):
     """Settings of an agent, named as in `LaunchConfig`; `ProcessSettings` has those of its workers."""
 
-    shutdown_timeout: float = SHUTDOWN_S
-    """How long workers may take to exit when they are stopped."""
     signals_to_handle: str | None = None
 
 
@@ -424,7 +421,7 @@ class AgentLoop:
             machine = self.machine
             console.warning(
                 signal_notice(
-                    machine, one, self._settings.shutdown_timeout, interrupted=machine.interrupted
+                    machine, one, machine.settings.shutdown_timeout, interrupted=machine.interrupted
                 )
             )
             yield supervision.SignalReceived(one)
@@ -560,8 +557,7 @@ class AgentLoop:
         machine = self.machine
         if reason is not None:
             self.previous = (self.group.workers[0].world_size, reason.value)
-        limit_s = self._settings.shutdown_timeout
-        grace_s = limit_s if reason is None or machine.grace_s < 0 else machine.grace_s
+        grace_s = machine.settings.shutdown_timeout if reason is None else machine.grace_s
         node = f"{machine.story.node}/generation-{machine.generation}"
         return self.workers.begin_stop(
             StopOrder(reason, signum, grace_s, machine.stuck, node, self._stop_step)

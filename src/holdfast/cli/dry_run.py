@@ -63,6 +63,7 @@ class Plan(msgspec.Struct, kw_only=True):
     max_restarts: int
     stop_signal: str
     shutdown_timeout_s: float
+    failure_grace_s: float
     log_dir: str
     """Empty for a temporary folder."""
     environment: dict[str, str | None]
@@ -93,6 +94,7 @@ def plan(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: Seque
         max_restarts=config.max_restarts,
         stop_signal=config.stop_signal,
         shutdown_timeout_s=float(config.shutdown_timeout or 0.0),
+        failure_grace_s=float(config.failure_grace or 0.0),
         log_dir=log_dir,
         environment=_environment(config, handler, has_files=log_dir != os.devnull),
     )
@@ -261,7 +263,13 @@ def text_of(wanted: Plan) -> str:
         ("command", shlex.join(wanted.command)),
         *([("preload", ", ".join(wanted.preload))] if wanted.preload else []),
         ("restarts", f"at most {wanted.max_restarts}"),
-        ("stop", f"{wanted.stop_signal}, and SIGKILL after {wanted.shutdown_timeout_s:g} s"),
+        (
+            "stop",
+            (
+                f"{wanted.stop_signal}, and SIGKILL after {wanted.shutdown_timeout_s:g} s; "
+                f"after a failure, {wanted.failure_grace_s:g} s"
+            ),
+        ),
         ("logs", _logs_text(wanted.log_dir)),
     ]
     lines = [f"{name:<{LABEL_CHARS}} {value}" for name, value in rows]

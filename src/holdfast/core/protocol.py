@@ -359,6 +359,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="v
     """The node must have no workers until it is undrained."""
     grace_s: Annotated[float, Meta(ge=-1.0, le=GRACE_S_MAX)] = -1.0
     """The time that workers have to exit by themselves, if the request to stop the job sets it."""
+    after_failure: bool = False
+    """Whether a failure or a lost node is why workers of earlier generations must exit."""
 
     @property
     def id(self) -> str:

@@ -44,7 +44,7 @@ The rules:
 12. While any node may have workers of an earlier generation, no worker of a later generation starts on
     any node. A node has no workers once it reports so (`Status.clear`), or once it is lost. A lost node
     that fences itself may have workers until its stop deadline. Until then views say to stop and not to
-    start yet, and they name the slow nodes. A node that joins meanwhile enters the round immediately.
+    start yet, whether a failure or a loss is the reason, and which nodes are slow. A node that joins meanwhile enters the round immediately.
     The job also waits for nodes that leave.
 13. If a node leaves and rejoins repeatedly, its return is delayed: not the first time, then longer
     each time (`return_delay_s`), until it has stayed for `QUIET_S`. A node is recognized by its id. A
@@ -339,6 +339,8 @@ class Job(msgspec.Struct, kw_only=True):
     """Like `View.stopped_by`."""
     grace_s: float = -1.0
     """Like `View.grace_s`."""
+    after_failure: bool = False
+    """Like `View.after_failure`."""
 
 
 def sanitized_job(job: Job) -> Job:
@@ -965,8 +967,10 @@ class Rounds:
             returned = self._complete_round()
             if returned:
                 return self._resume_round(returned)
-            missing = "not all nodes reconnected after the coordinator was lost"
-            return self._repair(missing if claimants(job) else why_formed(job))
+            if not claimants(job):
+                return self._repair(why_formed(job))
+            job.after_failure = True
+            return self._repair("not all nodes reconnected after the coordinator was lost")
         if job.phase is JobPhase.FORMING:
             return self._form_round(why_formed(job))
         if self._size(self._eligible) > len(job.members):
@@ -1110,7 +1114,7 @@ class Rounds:
         if not is_held(job) or self._with_workers:
             return False
         job.released = job.generation
-        job.slow = ""
+        job.slow, job.after_failure = "", False
         self._expect_workers()
         return True
 
@@ -1175,6 +1179,7 @@ class Rounds:
             generation = self.job.generation
             if known is not None and self._remove(known, why):
                 broken, self._broken_generation = broken or why, generation
+                self.job.after_failure = True
             self._contenders.pop(one.incarnation, None)
         return self._admit_contenders(broken)
 
@@ -1269,7 +1274,7 @@ class Rounds:
         job, failure = self.job, node.failure
         what = failure.summary if failure else f"a worker on {node.info.node} failed"
         retryable = failure is None or failure.retryable
-        job.failure, job.report = failure, report
+        job.failure, job.report, job.after_failure = failure, report, True
         budget = budget_of(job)
         if judge(budget, retryable=retryable) is Verdict.GIVE_UP:
             return self._close(JobOutcome.FAILED, what)
@@ -1703,6 +1708,7 @@ def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
         request_text=job.request_text,
         answered=answered_to(job, info),
         drained=drained,
+        after_failure=job.after_failure,
     )
 
 
@@ -1739,6 +1745,7 @@ def view_for_outsider(
         stopped_by=job.stopped_by,
         answered=answered_to(job, info),
         grace_s=job.grace_s,
+        after_failure=job.after_failure,
     )
 
 

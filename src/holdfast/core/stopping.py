@@ -13,7 +13,7 @@ in which to stop them. If a leader *handles* the signal, it is responsible for i
 that it leaves behind are killed once all leaders have exited. If a leader *dies* of the signal, as a shell
 around a trainer does, it has not forwarded the signal; so the processes that it leaves behind get the
 signal too, and the rest of the grace period. A process that survives SIGKILL (in uninterruptible sleep) is
-given up after `reap_s` and reported.
+given up after `reap_s` and reported. Leaders that still run after `notice_s` are reported once.
 
 A key identifies a worker.
 """
@@ -92,6 +92,13 @@ class SignalLeftovers(Effect):
     signum: int
 
 
+class ReportSlow(Effect):
+    """Inform the user about workers that take long to exit, and when they will be killed."""
+
+    keys: tuple[int, ...]
+    rest_s: float
+
+
 class KillLeftovers(Effect):
     """Kill the processes that exited workers left behind; `LeftoversGone` once there are none."""
 
@@ -107,6 +114,7 @@ class Stop:
         grace_s: float,
         reap_s: float = REAP_S,
         unresponsive: Iterable[int] = (),
+        notice_s: float | None = None,
     ) -> None:
         self.phase = StopPhase.SIGNALLED
         self.running = set(running)
@@ -123,6 +131,8 @@ class Stop:
         self._grace_s = grace_s
         self._reap_s = reap_s
         self._deadline: float | None = None
+        self._notice_s = notice_s
+        self._notice_at: float | None = None
         self._signal_was_effective = False
 
     @property
@@ -157,7 +167,11 @@ class Stop:
         return effects
 
     def next_deadline(self) -> float | None:
-        return None if self.ended else self._deadline
+        if self.ended:
+            return None
+        if self._notice_at is not None and self.phase is StopPhase.SIGNALLED:
+            return self._notice_at
+        return self._deadline
 
     def has_sent(self, signum: int, key: int) -> bool:
         """Whether this stop has sent this signal to this leader."""
@@ -169,6 +183,8 @@ class Stop:
             return self._sweep(now)
         if self._signum == SIGKILL or self._grace_s <= 0 or self.running <= self._unresponsive:
             return self._kill(now)
+        if self._notice_s is not None and self._notice_s < self._grace_s:
+            self._notice_at = now + self._notice_s
         self.killed = self.running & self._unresponsive
         return [
             KillTree(key) if key in self._unresponsive else SignalLeader(key, self._signum)
@@ -200,7 +216,9 @@ class Stop:
         return []
 
     def _tick(self, now: float) -> list[Effect]:
-        if self._deadline is None or now < self._deadline or self.ended:
+        if self._deadline is not None and now < self._deadline:
+            return self._report_slow(now, self._deadline)
+        if self._deadline is None or self.ended:
             return []
         if self.phase in (StopPhase.SIGNALLED, StopPhase.LEFTOVERS):
             self.grace_expired = True
@@ -214,6 +232,14 @@ class Stop:
         self.leftovers_given_up = not self.running  # Otherwise a leader remains.
         self.phase = StopPhase.ENDED
         return []
+
+    def _report_slow(self, now: float, deadline: float) -> list[Effect]:
+        is_due = self._notice_at is not None and now >= self._notice_at
+        slow = self.running - self._unresponsive
+        if not is_due or not slow or self.phase is not StopPhase.SIGNALLED:
+            return []
+        self._notice_at = None
+        return [ReportSlow(tuple(sorted(slow)), deadline - now)]
 
     def _kill(self, now: float) -> list[Effect]:
         self.phase = StopPhase.KILLING

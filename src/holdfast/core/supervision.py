@@ -14,7 +14,8 @@
 The rules for the workers of a node:
 
 1.  If one worker fails, all workers of the node are stopped. Exits after the stop began are
-    consequences of it and change nothing.
+    consequences of it and change nothing. A stop because of a failure, here or elsewhere, leaves the
+    workers less time to exit (`grace_s`).
 2.  If a worker fails, all workers restart while the restart budget lasts, and the restart is charged
     (`core.policy`). A regroup because nodes wait is not charged.
 3.  If a restart would only repeat the failure (the program cannot be started, or a process survives
@@ -82,7 +83,7 @@ from holdfast.core.phases import JobOutcome, NodePhase, NodeRole
 from holdfast.core.policy import RestartBudget, Verdict, judge
 from holdfast.core.requests import GRANTED, Action, RequestRefusal, unknown_action, with_answer
 from holdfast.core.values import Value
-from holdfast.defaults import EXIT_BARRIER_S
+from holdfast.defaults import EXIT_BARRIER_S, FAILURE_GRACE_S, SHUTDOWN_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -368,6 +369,10 @@ class SupervisionSettings(Value):
 
     exit_barrier_timeout: float | None = EXIT_BARRIER_S
     """How long a node whose workers succeeded waits for the other nodes; None for no limit."""
+    shutdown_timeout: float = SHUTDOWN_S
+    """How long workers may take to exit when they are stopped."""
+    failure_grace: float = FAILURE_GRACE_S
+    """The same if they are stopped because of a failure."""
 
 
 DEFAULT_SETTINGS = SupervisionSettings()
@@ -396,7 +401,7 @@ class Supervision(TableMachine):
         self.running: frozenset[int] = frozenset()
         self.first_failed: int | None = None
         self.unhealthy = ""  # Why this generation was stopped although no worker failed.
-        self._settings = settings
+        self.settings = settings
         self._local_world_size = local_world_size
         self._after_stop = StopReason.SUCCEEDED
         self._alone = True
@@ -436,7 +441,21 @@ class Supervision(TableMachine):
 
     @property
     def grace_s(self) -> float:
-        """How long workers have to exit when they are stopped; below 0 for the configured time."""
+        """How long workers have to exit in the stop that has begun."""
+        if self._requested_grace_s >= 0:
+            return self._requested_grace_s
+        if self.follows_failure:
+            return self.settings.failure_grace
+        return self.settings.shutdown_timeout
+
+    @property
+    def follows_failure(self) -> bool:
+        """Whether the last stop began because of a failure."""
+        return self._after_stop in (StopReason.WORKER_FAILED, StopReason.UNHEALTHY)
+
+    @property
+    def _requested_grace_s(self) -> float:
+        """The time to exit that a request sets; below 0 for none."""
         return self.stop_grace_s
 
     @property
@@ -583,7 +602,7 @@ class Supervision(TableMachine):
             failed = failed or reason in (StopReason.REGROUP, StopReason.REQUESTED)
         if reason is StopReason.SUCCEEDED and (self._alone or not self.signum):
             self.state = State.LEAVING
-            return [EnterBarrier(self._settings.exit_barrier_timeout)]
+            return [EnterBarrier(self.settings.exit_barrier_timeout)]
         if failed and self._gives_up():
             return self._finish(Outcome.FAILED)
         if self.signum:
@@ -751,8 +770,15 @@ class CoordinatedSupervision(Supervision):
         return max(self.generation, self.view.generation if self.view is not None else -1)
 
     @property
-    def grace_s(self) -> float:
-        """How long workers have to exit; a request to stop the job may set it."""
+    def follows_failure(self) -> bool:
+        """Whether the last stop began because of a failure, here or on another node, or a lost node."""
+        view = self.view
+        if view is None or self._after_stop is not StopReason.GENERATION_CHANGED:
+            return super().follows_failure
+        return view.after_failure or view.role is NodeRole.FENCED
+
+    @property
+    def _requested_grace_s(self) -> float:
         return self.view.grace_s if self.view is not None else -1.0
 
     @property
@@ -801,7 +827,7 @@ class CoordinatedSupervision(Supervision):
     def _wait_limit(self) -> tuple[bool, float | None]:
         """Return whether this node waits for others, and the limit of the wait."""
         if self.state is State.LEAVING:
-            return True, None if self._needed else self._settings.exit_barrier_timeout
+            return True, None if self._needed else self.settings.exit_barrier_timeout
         waits = self.view is None or self.view.role is NodeRole.WAITING
         return self.state is State.JOINING and waits, self._join_timeout_s
 

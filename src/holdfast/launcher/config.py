@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 
 from holdfast.core import job_settings
 from holdfast.core.values import Value
-from holdfast.defaults import EXIT_BARRIER_S, LOG_TAIL_BYTES, SHUTDOWN_S, START_METHODS
+from holdfast.defaults import (
+    EXIT_BARRIER_S,
+    FAILURE_GRACE_S,
+    LOG_TAIL_BYTES,
+    SHUTDOWN_S,
+    START_METHODS,
+)
 from holdfast.errors import UsageError
 from holdfast.launcher import flag_values as values
 from holdfast.lazy_dataclass import factory_field, keyword_field, lazy_dataclass
@@ -41,6 +47,9 @@ class LaunchConfig:
     The fields up to `shutdown_timeout` are TorchElastic's, in the same order. The others are Holdfast's own
     and keyword-only:
 
+    failure_grace
+        How long workers may take to exit after a failure or the loss of a node. `None` stands for 10
+        seconds, or for `shutdown_timeout` if that is shorter.
     stop_signal
         The name of the signal that workers get before SIGKILL.
     capture_stderr
@@ -72,7 +81,7 @@ class LaunchConfig:
         The file to which this node's agent appends every step, with its cause; `-` for standard error.
         The variable `HOLDFAST_DEBUG` is the default.
 
-    Times are in seconds; `shutdown_timeout` may be fractional.
+    Times are in seconds; `shutdown_timeout` and `failure_grace` may be fractional.
     """
 
     min_nodes: int
@@ -98,6 +107,7 @@ class LaunchConfig:
     duplicate_stderr_filters: list[str] | None = None
     virtual_local_rank: bool = False
     shutdown_timeout: int | float | None = None
+    failure_grace: float | None = keyword_field(default=None, kw_only=True)
     stop_signal: str = keyword_field(default="SIGTERM", kw_only=True)
     capture_stderr: bool = keyword_field(default=True, kw_only=True)
     log_tail: int = keyword_field(default=LOG_TAIL_BYTES, kw_only=True)
@@ -126,6 +136,9 @@ class LaunchConfig:
             else:
                 self.shutdown_timeout = values.seconds(text, SHUTDOWN_TIMEOUT_ENV)
         values.check_seconds(self.shutdown_timeout, source="shutdown_timeout")
+        if self.failure_grace is None:
+            self.failure_grace = min(self.shutdown_timeout, FAILURE_GRACE_S)
+        values.check_seconds(self.failure_grace, source="failure_grace")
         values.check_seconds(self.exit_barrier_timeout, source="exit_barrier_timeout")
         if self.log_tail < 0:
             raise UsageError(f"log_tail: {self.log_tail!r} is not a size; accepted: from 0 bytes")
@@ -273,6 +286,12 @@ FLAGS = (
         "time between the stop signal and SIGKILL "
         f"(${SHUTDOWN_TIMEOUT_ENV} or {SHUTDOWN_S})",
         values.seconds, field="shutdown_timeout",
+    ),
+    Flag(
+        FAILURES, "--failure-grace", None, "SECONDS",
+        "the same after a failure or the loss of a node "
+        f"({FAILURE_GRACE_S}, or --shutdown-timeout if that is shorter)",
+        values.seconds, field="failure_grace",
     ),
     Flag(
         FAILURES, "--stop-signal", "SIGTERM", "NAME",

@@ -152,15 +152,24 @@ def describe(pid: int) -> str:
     lines = [f"command: {command_of(pid)}"]
     for thread in threads[:THREADS_MAX]:
         folder = f"/proc/{pid}/task/{thread}"
-        state = _stat(folder).state
-        place = _read(f"{folder}/wchan").strip()
-        where = f", in {place}" if place not in ("", "0") else ""
         name = one_line(_read(f"{folder}/comm").strip())
-        lines.append(f'  thread {thread} "{name}": {STATES.get(state, state) or "exited"}{where}')
+        lines.append(f'  thread {thread} "{name}": {_activity(folder)}')
         lines += [f"    {line}" for line in _read(f"{folder}/stack").splitlines()]
     if len(threads) > THREADS_MAX:
         lines.append(f"  ... and {len(threads) - THREADS_MAX} more threads")
     return "\n".join(lines) + "\n"
+
+
+def activity_of(pid: int) -> str:
+    """Return what the main thread of a process does, as far as the kernel shows it."""
+    return _activity(f"/proc/{pid}")
+
+
+def _activity(folder: str) -> str:
+    state = _stat(folder).state
+    place = _read(f"{folder}/wchan").strip()
+    where = f" in {place}" if place not in ("", "0") else ""
+    return f"{STATES.get(state, state) or 'exited'}{where}"
 
 
 def _stat(folder: str) -> Stat:

@@ -18,6 +18,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from holdfast.printable import one_line
 from holdfast.processes import procfs
 from holdfast.processes.worker_socket import peer_of, socket_path
 
@@ -29,6 +30,7 @@ PROGRAM = "py-spy"
 PY_SPY_S = 10.0
 """How long one dump may take; usually it takes a tenth of a second."""
 TEXT_BYTES_MAX = 4 << 20
+FRAME_CHARS_MAX = 200
 SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 INSTALL = "install it next to Holdfast: pip install py-spy"
 
@@ -126,6 +128,29 @@ def dump_stacks(pid: int, env: Mapping[str, str] | None = None, *, limit_s: floa
     if path and (found := _stacks_from_socket(path, pid, deadline)):
         return _with_newline(found)
     return f"{procfs.describe(pid)}no Python stacks: {why}\n"
+
+
+def activity_of(pid: int, *, limit_s: float) -> str:
+    """Return in one line what the main thread of a process does: in the kernel and, if possible, in Python."""
+    activity = procfs.activity_of(pid)
+    try:
+        text = run_py_spy(pid, pausing=not procfs.is_stopped(pid), limit_s=limit_s)
+    except PySpyFailed:
+        return activity
+    frame = _innermost_frame(text, pid)
+    return f"{activity}, called from {frame}" if frame else activity
+
+
+def _innermost_frame(text: str, pid: int) -> str:
+    """Return the innermost Python frame of the main thread in py-spy's text; empty if there is none."""
+    lines = iter(text.splitlines())
+    main = (
+        f"Thread {pid} ",
+        '"MainThread"',
+    )  # It has a name only if the program imports `threading`.
+    if not any(line.startswith(main[0]) or line.endswith(main[1]) for line in lines):
+        return ""
+    return one_line(next(lines, "").strip(), FRAME_CHARS_MAX)
 
 
 def dump_into_log(pid: int, path: str, title: str = "", *, limit_s: float = LIMIT_S) -> None:

@@ -36,6 +36,7 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "--duplicate-stderr-filters": ("a,,b,c", ["a,b", "c"]),
     "--duplicate-stdout-filters": ("a", ["a"]),
     "--exit-barrier-timeout": ("2.5", 2.5),
+    "--failure-grace": ("2.5", 2.5),
     "--log-tail": ("64K", 65536),
     "--master-port": ("29501", 29501),
     "--max-restarts": ("3", 3),

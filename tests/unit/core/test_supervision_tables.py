@@ -18,11 +18,13 @@ from holdfast.core.supervision import (
     Finish,
     NodesWaiting,
     Outcome,
+    Requested,
     RoundJoined,
     SignalReceived,
     StartCancelled,
     State,
     Supervision,
+    SupervisionSettings,
     ViewReceived,
     WorkerExited,
     WorkersStarted,
@@ -150,6 +152,41 @@ def test_outcome_of_a_job_never_changes_on_a_node(outcome: JobOutcome, then: lis
         effects = machine.handle(0.0, event)
     succeeded = outcome is JobOutcome.SUCCEEDED
     assert effects[-1] == Finish(Outcome.SUCCEEDED if succeeded else Outcome.FAILED)
+
+
+FAILED = WorkerExited(1, 0, failed=True)
+UNHEALTHY = WorkersUnhealthy(1, "no progress")
+
+
+@pytest.mark.parametrize(
+    ("kind", "event", "grace_s"),
+    [
+        (Supervision, FAILED, 1),
+        (Supervision, UNHEALTHY, 1),
+        (Supervision, NodesWaiting(1), 30),
+        (Supervision, SignalReceived(SIGTERM), 30),
+        (Supervision, Requested("r1", "restart", "a restart"), 30),
+        (Supervision, Requested("r1", "stop", "a stop", 5.0), 5),
+        (CoordinatedSupervision, FAILED, 1),
+        (CoordinatedSupervision, UNHEALTHY, 1),
+        (CoordinatedSupervision, SignalReceived(SIGTERM), 30),
+        (CoordinatedSupervision, CoordinatorLost("no response"), 30),
+        (CoordinatedSupervision, ViewReceived(view(NodeRole.MEMBER, 2)), 30),
+        (CoordinatedSupervision, ViewReceived(view(NodeRole.MEMBER, 2, after_failure=True)), 1),
+        (CoordinatedSupervision, ViewReceived(view(NodeRole.WAITING, 1, after_failure=True)), 1),
+        (CoordinatedSupervision, ViewReceived(view(NodeRole.CLOSED, 1, after_failure=True)), 1),
+        (CoordinatedSupervision, ViewReceived(view(NodeRole.FENCED, 2)), 1),
+        (CoordinatedSupervision, ViewReceived(view(NodeRole.CLOSED, 1, grace_s=5.0)), 5),
+    ],
+)
+def test_only_a_failure_shortens_the_time_to_exit(
+    kind: type[Supervision], event: Event, grace_s: float
+) -> None:
+    machine = machine_in(kind, State.RUNNING)
+    machine.settings = SupervisionSettings(shutdown_timeout=30, failure_grace=1)
+    machine.handle(0.0, event)
+    assert machine.state is State.STOPPING
+    assert machine.grace_s == grace_s
 
 
 def test_a_story_keeps_only_the_newest_steps() -> None:

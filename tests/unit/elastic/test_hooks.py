@@ -226,7 +226,8 @@ def test_shutdown_hook_stops_the_workers_before_a_restart() -> None:
 
     agent = local("exit 1", kind=Noting, max_restarts=1, how={"shutdown_timeout": 20})
     assert agent.run().is_failed()
-    assert agent.calls == ({"timeout": 20},) * 3
+    after_failure = {"timeout": 10}
+    assert agent.calls == (after_failure, after_failure, {"timeout": 20})
 
 
 class Finding(LocalElasticAgent):

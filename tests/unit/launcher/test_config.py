@@ -39,10 +39,16 @@ def test_rendezvous_timeout_is_set_in_a_copy_of_the_callers_mapping() -> None:
 
 
 @pytest.mark.parametrize("value", [-0.5, math.inf, math.nan])
-@pytest.mark.parametrize("name", ["shutdown_timeout", "exit_barrier_timeout"])
+@pytest.mark.parametrize("name", ["shutdown_timeout", "failure_grace", "exit_barrier_timeout"])
 def test_invalid_time_is_refused(name: str, value: float) -> None:
     with pytest.raises(UsageError, match=f"^{name}: {value} "):
         config(**{name: value})
+
+
+def test_failure_grace_is_at_most_the_shutdown_timeout_unless_it_is_set() -> None:
+    assert config().failure_grace == 10
+    assert config(shutdown_timeout=3).failure_grace == 3
+    assert config(shutdown_timeout=3, failure_grace=60).failure_grace == 60
 
 
 def test_the_shutdown_timeout_falls_back_to_the_environment(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from holdfast.processes import stacks
 from holdfast.processes.local_workers import LocalWorker, local_workers
 from holdfast.processes.stacks import (
     PySpyFailed,
+    activity_of,
     dump_into_log,
     dump_stacks,
     find_py_spy,
@@ -90,6 +92,14 @@ def test_stacks_of_an_unprepared_script_are_shown_running_or_stopped() -> None:
         os.waitpid(process.pid, os.WUNTRACED)
         assert "where_it_is (<string>:" in dump_stacks(process.pid)
         os.kill(process.pid, signal.SIGCONT)
+
+
+def test_activity_of_a_process_is_its_innermost_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Process(PLAIN) as process:
+        pattern = r"(running|sleeping).*, called from where_it_is \(<string>:[34]\)"
+        assert re.fullmatch(pattern, activity_of(process.pid, limit_s=20))
+        monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
+        assert re.fullmatch(r"(running|sleeping)[^,]*", activity_of(process.pid, limit_s=20))
 
 
 @pytest.mark.usefixtures("without_py_spy")

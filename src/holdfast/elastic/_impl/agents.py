@@ -43,7 +43,7 @@ from holdfast.core.supervision import (
     Supervision,
     SupervisionSettings,
 )
-from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
+from holdfast.defaults import EXIT_BARRIER_S, FAILURE_GRACE_S, SHUTDOWN_S
 from holdfast.elastic._impl.hooked_workers import HOOKS, HookedWorkers, unknown_result
 from holdfast.events import record
 from holdfast.observe.events.event import EventSource
@@ -120,6 +120,7 @@ class SimpleElasticAgent(ElasticAgent):
     ) -> None:
         self._exit_barrier_timeout = exit_barrier_timeout
         self._shutdown_timeout = shutdown_timeout
+        self._failure_grace = min(shutdown_timeout, FAILURE_GRACE_S)
         self._stuck_limit_s = stuck_limit_s
         self._total_execution_time = 0
         self._reporter = LifecycleReporter(group, settings.logs_specs)
@@ -152,11 +153,15 @@ class SimpleElasticAgent(ElasticAgent):
             workers = HookedWorkers(self, self._processes)
         else:
             workers = self._processes
+        settings = SupervisionSettings(
+            self._exit_barrier_timeout, self._shutdown_timeout, self._failure_grace
+        )
         self._machine: Supervision
         self._job: JobPart
         if self._has_own_loop:
             spec = group.spec
             self._machine = self._reporter.machine = Supervision(
+                settings,
                 local_world_size=spec.local_world_size,
                 max_restarts=spec.max_restarts,
                 stuck_limit_s=self._stuck_limit_s,
@@ -167,7 +172,7 @@ class SimpleElasticAgent(ElasticAgent):
                 group,
                 self._reporter,
                 workers,
-                SupervisionSettings(self._exit_barrier_timeout),
+                settings,
                 stuck_limit_s=self._stuck_limit_s,
             )
         self._loop = AgentLoop(
@@ -177,7 +182,7 @@ class SimpleElasticAgent(ElasticAgent):
             self._side_services,
             group=group,
             reporter=self._reporter,
-            settings=LoopSettings(shutdown_timeout=self._shutdown_timeout),
+            settings=LoopSettings(),
         )
         self._restarts_wanted = True  # Whether a restart may follow a failure that a hook reports.
         if self._restarts_set is not None:
@@ -598,7 +603,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         del worker_group
-        self._shutdown(timeout=self._shutdown_timeout)
+        self._shutdown(timeout=self._machine.grace_s)
 
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = SHUTDOWN_S
@@ -658,7 +663,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 WorkerState.SUCCEEDED, processes.by_global_rank(context.return_values())
             )
         # As in TorchElastic, a failure stops the other workers before the caller learns of it.
-        grace_s = self._shutdown_timeout
+        grace_s = self._failure_grace
         processes.begin_stop(StopOrder(None, 0, grace_s, self._machine.stuck))
         self._await_stop(grace_s, hooked.poll)
         return processes.outcome(context.result())
@@ -696,6 +701,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         result = context.wait(0)
         if isinstance(context, RunningGroup) and result is None:
             if context.first_failure() or context.all_ended():
+                context.grace_s = self._failure_grace
                 result = context.wait()  # Until the others have exited.
             elif self._machine.stuck:
                 console.error(self._machine.unhealthy)

@@ -31,6 +31,7 @@ import os
 import select
 import signal
 import subprocess
+import threading
 import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
@@ -50,7 +51,7 @@ from holdfast.processes.keeper.keeper_client import Keeper
 from holdfast.processes.keeper.keeper_program import descendants_of, send_signal
 from holdfast.processes.logs.specs import DefaultLogsSpecs, WorkerStdio
 from holdfast.processes.poll import min_of, wait_for
-from holdfast.processes.procfs import is_stopped, state_of
+from holdfast.processes.procfs import activity_of, has_ended, is_stopped, state_of
 from holdfast.processes.signals import as_enum
 from holdfast.side_thread import CallTimedOut, SideThread
 
@@ -72,6 +73,11 @@ SIGNALS_OF_A_PEER = (signal.SIGABRT, signal.SIGPIPE)
 # How long a worker that SIGKILL did not end may take to exit after the keeper's death.
 LAST_MS_MAX = 1_000
 KILLED_AT_DEADLINE = "the keeper stopped this node's workers at their deadline"
+# A worker that still runs so long after the stop signal is reported; earlier if its grace period is short.
+SLOW_AFTER_S = 2.0
+SLOW_AFTER_SHARE = 0.1
+# The time limit for reading what a slow worker does.
+ACTIVITY_S_MAX = 2.0
 # The `order` of a worker that SIGKILL does not end: after all others, since no node has this many.
 ORDER_OF_GIVEN_UP = 1 << 20
 LOGS_DEST = (
@@ -170,6 +176,19 @@ def unkillable(pid: int, reap_s: float) -> str:
     state = state_of(pid)
     where = "in uninterruptible sleep" if state == "D" else f"in state {state}"
     return f"survived SIGKILL for {reap_s:g} s: {where}"
+
+
+def report_slow(workers: dict[int, int], limit_s: float, kill_at: float) -> None:
+    """Report what workers do, by local rank, that have not exited after the stop signal."""
+    from holdfast.processes import stacks  # Few stops need it.
+
+    for rank, pid in workers.items():
+        activity = stacks.activity_of(pid, limit_s=limit_s)
+        rest_s = kill_at - time.monotonic()
+        if rest_s > 0 and not has_ended(pid):
+            console.warning(
+                f"worker {rank} (pid {pid}) has not exited yet: {activity}; killing it in {rest_s:.0f} s"
+            )
 
 
 def report_left_behind(workers: dict[int, int], leftovers: list[int], reap_s: float) -> None:
@@ -283,6 +302,7 @@ class RunningGroup(ABC):
         self._expired = False  # The keeper is killing all workers, at the deadline of the node.
         self._stderr_before_stop: dict[int, int] = {}  # Bytes on standard error.
         self._stop_reported = False
+        self._slow_report: threading.Thread | None = None
         self._leftovers: list[int] = []  # Left by workers; SIGKILL does not end them.
         self._epoll = select.epoll()
         self._readers: dict[int, Callable[[], None]] = {}
@@ -428,6 +448,7 @@ class RunningGroup(ABC):
                 grace_s=grace_s,
                 reap_s=self.reap_s,
                 unresponsive=unresponsive,
+                notice_s=min(SLOW_AFTER_S, grace_s * SLOW_AFTER_SHARE),
             )
             self._stop.story.node = node
             self._stop_event(stopping.StopRequested(), cause)
@@ -521,6 +542,8 @@ class RunningGroup(ABC):
         self._closed = True
         if self._warm is not None:
             self._warm.forget()
+        if self._slow_report is not None:
+            self._slow_report.join(ACTIVITY_S_MAX)
         self._finish_output()
         self._stdio.close()
         self._release()
@@ -790,15 +813,30 @@ class RunningGroup(ABC):
                 case stopping.KillTree(key):
                     if self._stop is not None and self._stop.grace_expired:
                         console.warning(
-                            f"worker {key} (pid {self._started[key]}) did not exit in time: killed it"
+                            f"worker {key} (pid {self._started[key]}) did not exit in time: killed it "
+                            f"({activity_of(self._started[key])})"
                         )
                     self._kill_tree(key)
+                case stopping.ReportSlow(keys, rest_s):
+                    pids = {key: self._started[key] for key in keys}
+                    self._report_slow(pids, min(ACTIVITY_S_MAX, rest_s), rest_s)
                 case stopping.SignalLeftovers(signum):
                     keeper.signal_leftovers(signum)
                 case stopping.KillLeftovers() if keeper.is_childless:
                     self._stop_event(stopping.LeftoversGone())
                 case stopping.KillLeftovers():
                     keeper.sweep()
+
+    def _report_slow(self, workers: dict[int, int], limit_s: float, rest_s: float) -> None:
+        """Report what slow workers do, in a thread: it takes too long for the agent's loop."""
+        kill_at = time.monotonic() + rest_s
+        self._slow_report = threading.Thread(
+            target=report_slow, args=(workers, limit_s, kill_at), name="holdfast-slow", daemon=True
+        )
+        try:
+            self._slow_report.start()
+        except RuntimeError:
+            self._slow_report = None  # No thread can be started.
 
     def _signal_leader(self, rank: int, signum: int) -> None:
         assert self._keeper is not None
