@@ -155,13 +155,34 @@ def test_directories_of_killed_agents_are_removed(
     strange = tmp_path / "holdfast_1"
     strange.mkdir()
     os.mkfifo(strange / CLAIM_FILE)
+    shared = tmp_path / "holdfast_shared"  # The user's own, to which others may add files.
+    shared.mkdir()
+    (shared / CLAIM_FILE).write_text(os.uname().nodename)
+    shared.chmod(0o777)
     roots = [Path(one.root_log_dir) for one in (failed, running)]
 
     remove_abandoned_directories()
 
-    assert {*tmp_path.iterdir()} == {*roots, new, other, strange}
+    assert {*tmp_path.iterdir()} == {*roots, new, other, strange, shared}
     running.discard_if_temporary()
     Keeper.keep_if_killed(abandoned.root_log_dir)
+
+
+def test_link_in_place_of_a_temporary_directory_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    specs = DefaultLogsSpecs().for_another_run()
+    specs.reify(envs_of(1))
+    root, other = Path(specs.root_log_dir), tmp_path / "other"
+    (other / "folder").mkdir(parents=True)
+    (other / "folder" / "file").touch()
+    root.rename(tmp_path / "removed")  # As if a cleaner had removed it.
+    root.symlink_to(other)
+
+    specs.discard_if_temporary()
+
+    assert files_below(other) == {"folder", "folder/file"}
 
 
 def test_file_at_the_log_dir_is_a_usage_error(tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ RECEIVE_BYTES = 1 << 18
 # How long the keeper waits for the processes that it killed after its agent exited. A process in
 # uninterruptible sleep may take longer; the keeper leaves it to the init process.
 SHUTDOWN_MS_MAX = 10_000
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE_TYPE, IS_FOLDER = 0o170000, 0o040000  # Of a file's mode.
 NOT_EXECUTABLE = (EACCES, ENOEXEC, EPERM)  # Exit status 126, as in a shell; all else is 127.
 
 _functions: dict[str, Callable[..., int]] = {}
@@ -160,17 +162,33 @@ def is_starved(pid: int) -> bool:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder and its contents."""
+    """Remove a folder of this user and its contents, or raise `OSError`.
+
+    If a cleaner of temporary folders has removed it, another user may have taken its name: so this follows no link, and
+    touches no folder of another user.
+    """
+    folder = os.open(path, FOLDER)
     try:
-        for name in os.listdir(path):
-            inner = os.path.join(path, name)
-            if os.path.isdir(inner) and not os.path.islink(inner):
-                remove_tree(inner)
-            else:
-                os.unlink(inner)
-        os.rmdir(path)
-    except OSError:
-        pass  # It was removed already, or is not empty.
+        if os.fstat(folder).st_uid != os.geteuid():
+            raise PermissionError(EPERM, os.strerror(EPERM), path)
+        empty_folder(folder)
+    finally:
+        os.close(folder)
+    os.rmdir(path)
+
+
+def empty_folder(folder: int) -> None:
+    """Remove the contents of an open folder."""
+    for name in os.listdir(folder):
+        if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode & FILE_TYPE != IS_FOLDER:
+            os.unlink(name, dir_fd=folder)
+            continue
+        inner = os.open(name, FOLDER, dir_fd=folder)
+        try:
+            empty_folder(inner)
+        finally:
+            os.close(inner)
+        os.rmdir(name, dir_fd=folder)
 
 
 class LeaderProcess:
@@ -601,7 +619,10 @@ class KeeperProgram:
             if self.has_children() and not poll.poll(SHUTDOWN_MS_MAX):
                 break
         for folder in self.inherited:
-            remove_tree(folder)
+            try:
+                remove_tree(folder)
+            except OSError:
+                pass  # It was removed already, or is not this user's.
 
     # Events.
 

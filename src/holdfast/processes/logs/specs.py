@@ -36,6 +36,7 @@ from holdfast.errors import EnvironmentProblem, UsageError, shortage_hint
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
 from holdfast.processes.failures import tracebacks
 from holdfast.processes.keeper.keeper_client import Keeper
+from holdfast.processes.keeper.keeper_program import remove_tree
 from holdfast.processes.logs import follower, lines
 from holdfast.processes.logs.log_tail import LogTail, TailWriter, remove_tail
 from holdfast.processes.logs.std import Std, to_map
@@ -420,15 +421,9 @@ def _random_suffix() -> str:
 
 
 def _remove_tree(path: str) -> None:
-    """Remove a temporary directory and its contents; importing `shutil` would take longer."""
+    """Remove a temporary directory and its contents."""
     try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    _remove_tree(entry.path)
-                else:
-                    os.unlink(entry.path)
-        os.rmdir(path)
+        remove_tree(path)
     except OSError as problem:
         console.info(f"the temporary directory {path} was not removed: {problem.strerror}")
 
@@ -496,7 +491,8 @@ def remove_abandoned_directories() -> None:
     except OSError:
         return
     for folder in folders:
-        if _owner_of(folder) == os.geteuid():
+        # In a folder that others can write to, they could have created the file.
+        if _owner_of(folder) == os.geteuid() and not os.lstat(folder).st_mode & 0o077:
             _remove_if_abandoned(folder)
 
 
