@@ -5,7 +5,8 @@ netlink socket) for the owner of the other end, and serves its own user and root
 check the listener's owner before it trusts the server. A connection from another host has no owner here.
 
 If a process has closed its socket, the kernel reports user 0 for it, even while the socket still waits for late
-packets. Such a socket has no inode; this module reports no owner for it.
+packets. Such a socket has no inode; this module reports no owner for it. A process can send data, close its socket, and
+so hide its user. It could have connected from any address of this host, which must not count as another host then.
 
 If the kernel supports neither `sock_diag` nor `/proc/net/tcp`, the owner is `UNKNOWN`, and servers refuse it.
 """
@@ -33,6 +34,13 @@ REQUEST = struct.Struct("=BBBBI")
 OWNER_AT = HEADER.size + 4 + 48 + 12  # After the socket's states, addresses, timer and queues.
 OWNER = struct.Struct("=II")
 REPLY_BYTES_MAX = 4096
+RTM_NEWROUTE, RTM_GETROUTE = 24, 26
+RTN_LOCAL = 2
+RTA_DST = 1
+ROUTE = struct.Struct(
+    "=BBBBBBBBI"
+)  # Family, lengths, service, table, protocol, scope, type, flags.
+ATTRIBUTE = struct.Struct("=HH")
 NO_OWNER = -1
 """The owner of a socket whose process has closed it."""
 UNKNOWN = -2
@@ -107,7 +115,28 @@ def _is_within_host(family: int, here: tuple[Any, ...], there: tuple[Any, ...]) 
     if family not in (socket.AF_INET, socket.AF_INET6):
         return False
     ours, theirs = here[0], there[0]
-    return packed(ours) == packed(theirs) or (is_loopback(ours) and is_loopback(theirs))
+    # The kernel accepts a loopback address from no other host.
+    return packed(ours) == packed(theirs) or is_loopback(theirs) or is_own_address(theirs)
+
+
+def is_own_address(ip: str) -> bool:
+    """Whether this host has an address, even one that another address of it hides as a source."""
+    address = packed(ip)
+    family = socket.AF_INET if len(address) == 4 else socket.AF_INET6
+    attribute = ATTRIBUTE.pack(ATTRIBUTE.size + len(address), RTA_DST) + address
+    request = ROUTE.pack(family, 8 * len(address), 0, 0, 0, 0, 0, 0, 0) + attribute
+    try:
+        reply = _exchange(socket.NETLINK_ROUTE, RTM_GETROUTE, request)
+    except OSError:
+        reply = b""
+    if reply and HEADER.unpack_from(reply)[1] == RTM_NEWROUTE:
+        return bool(ROUTE.unpack_from(reply, HEADER.size)[7] == RTN_LOCAL)
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((socket.inet_ntop(family, address), 0))
+        except OSError:
+            return False
+    return True
 
 
 def _query_kernel(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int:
@@ -121,13 +150,7 @@ def _query_kernel(family: int, local: tuple[str, int], remote: tuple[str, int]) 
         + bytes(4)
         + NO_COOKIE
     )
-    header = HEADER.pack(HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0)
-    kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG)
-    try:
-        kernel.send(header + request)
-        reply = kernel.recv(REPLY_BYTES_MAX)
-    finally:
-        kernel.close()
+    reply = _exchange(NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, request)
     if HEADER.unpack_from(reply)[1] != SOCK_DIAG_BY_FAMILY:
         return NO_OWNER
     # Once the connection has closed, the kernel finds a listener at that port instead.
@@ -135,6 +158,16 @@ def _query_kernel(family: int, local: tuple[str, int], remote: tuple[str, int]) 
         return NO_OWNER
     user, inode = OWNER.unpack_from(reply, OWNER_AT)
     return int(user) if inode else NO_OWNER
+
+
+def _exchange(protocol: int, kind: int, request: bytes) -> bytes:
+    """Send a netlink request to the kernel and return the reply."""
+    kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
+    try:
+        kernel.send(HEADER.pack(HEADER.size + len(request), kind, NLM_F_REQUEST, 0, 0) + request)
+        return kernel.recv(REPLY_BYTES_MAX)
+    finally:
+        kernel.close()
 
 
 def _search_tables(local: tuple[str, int], remote: tuple[str, int]) -> int:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.net import peer_user
+from holdfast.net.addresses import own_address
 from holdfast.net.peer_user import (
     NO_OWNER,
     UNKNOWN,
     is_local_user,
+    is_own_address,
     is_own_user,
     listener_at,
     listener_of,
@@ -86,6 +88,21 @@ def test_closed_socket_has_no_owner_instead_of_root(
     with peer:
         assert WAYS[way](peer) == NO_OWNER
     assert not is_own_user(NO_OWNER)
+
+
+def test_closed_socket_at_another_address_of_this_host_is_not_on_another_host() -> None:
+    """Otherwise another user of this host could send data to a store that serves every other host."""
+    own = own_address()
+    with socket.create_server(("0.0.0.0", 0)) as listening:
+        listening.settimeout(20)
+        port = listening.getsockname()[1]
+        socket.create_connection((own, port), 20, ("127.0.0.2", 0)).close()
+        peer, _ = listening.accept()
+        with peer:
+            assert user_of(peer) == NO_OWNER
+    assert is_own_address(own)
+    assert is_own_address("127.0.0.2")
+    assert not is_own_address("203.0.113.1")
 
 
 def test_connection_of_another_family_has_no_user() -> None:
