@@ -14,6 +14,7 @@ from holdfast.core.ranks import RankOrder
 from holdfast.core.requests import Action
 from holdfast.core.rounds import RECOVER_S_MAX, JobPhase, is_eligible
 from holdfast.core.supervision import Outcome, State, StopReason
+from simulator.simulated_coordinator import Coordinator
 
 if TYPE_CHECKING:
     from holdfast.core.protocol import View
@@ -360,6 +361,52 @@ class NoOlderWorkers(Checker):
                 self.violated(
                     f"{agent.node} starts generation {generation} while workers of generation "
                     f"{workers.generation} still run on {other.node}"
+                )
+
+
+CLOCKS_DIFFER = 0.98  # A clock may be this much faster than another one.
+
+
+class RecordContinued(Checker):
+    """A coordinator that finds the record of a job continues its generations, and waits for the members in it.
+
+    It starts no workers beside those of a recorded member that has yet to reconnect, unless it waited for
+    `RECOVER_S_MAX`, or as many nodes as the job can have joined.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._known: dict[int, set[int]] = {}  # Incarnations, by the coordinator that knows them.
+
+    def decided(self, decision: Decision) -> None:
+        coordinator, after = decision.coordinator, decision.after
+        if isinstance(coordinator, Coordinator):
+            self._known.setdefault(coordinator.number, set()).update(after.incarnations)
+            found = coordinator.recalled.get(decision.job.run_id)
+            if found is not None and after.generation < found[1].generation:
+                self.violated(f"generation {after.generation} after {found[1].generation}")
+
+    def workers_starting(self, agent: Agent, generation: int) -> None:
+        assert agent.view is not None
+        coordinator, job = agent.decider(agent.view), agent.job
+        if not isinstance(coordinator, Coordinator) or job.run_id not in coordinator.recalled:
+            return
+        found_at, saved = coordinator.recalled[job.run_id]
+        if self.world.now - found_at >= RECOVER_S_MAX * CLOCKS_DIFFER:
+            return
+        known = coordinator.job(job.run_id)
+        if known is not None and len(known.nodes) >= job.settings.max_nodes:
+            return
+        for info in saved.members:
+            if info.incarnation in self._known[coordinator.number]:
+                continue
+            other = self.world.ledger.agent_of[info.incarnation]
+            other.enforce_deadline()
+            is_same = other.info.incarnation == info.incarnation
+            if is_same and other.workers.exist and other.workers.generation < generation:
+                self.violated(
+                    f"{agent.node} starts generation {generation} beside the workers of {other.node}, "
+                    "which the record names"
                 )
 
 

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.coordinator_machine import ConnectionClosed, RequestReceived, StatusReceived
+from holdfast.core.coordinator_machine import (
+    ConnectionClosed,
+    RecordFound,
+    RequestReceived,
+    StatusReceived,
+)
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import Heartbeat, Status, View
 from simulator.agent import Agent
@@ -31,6 +36,7 @@ SILENCE_S = 5.0
 
 KEEPS_STATE_SHARE = 0.5
 HURRIES_SHARE = 0.3
+FINDS_RECORDS_SHARE = 0.7
 
 
 class Coordinator(Process):
@@ -38,8 +44,9 @@ class Coordinator(Process):
 
     In some worlds the coordinator keeps a state file, and its successor on the endpoint reads it. In the
     others the successor starts without state. Some successors are started by an agent that restarted. Such
-    a successor does not know that it has a predecessor, so it does not wait for nodes. A coordinator that
-    took over from another one has a later position in the endpoint list.
+    a successor does not know that it has a predecessor, so it does not wait for nodes unless it finds the record
+    of the job. Some find none: the host is another one, or the file is gone. A coordinator that took over from
+    another one has a later position in the endpoint list.
     """
 
     def __init__(
@@ -51,6 +58,7 @@ class Coordinator(Process):
         keeps_state: bool | None = None,
         endpoint_index: int = 0,
         saved_jobs: Sequence[SavedJob] | None = None,
+        records: Sequence[SavedJob] = (),
     ) -> None:
         super().__init__(world, f"coordinator {number}", rng)
         self.keeps_state = rng.random() < KEEPS_STATE_SHARE if keeps_state is None else keeps_state
@@ -72,6 +80,10 @@ class Coordinator(Process):
             rounds=world.machines.rounds,
         )
         self.machine.decisions = []
+        self._records = {one.run_id: one for one in records if one.awaited}
+        self.recalled: dict[str, tuple[float, SavedJob]] = {}
+        """The records that it found, and when."""
+        self._successor_finds_records = rng.random() < FINDS_RECORDS_SHARE
         world.note(self, "starts")
 
     def receive(self, delivery: tuple[Link, Status | Heartbeat]) -> None:
@@ -102,6 +114,10 @@ class Coordinator(Process):
         assert isinstance(message, Status)
         peer = (message.run_id, message.info.node, message.info.incarnation)
         self._took(link, peer)
+        record = self._records.pop(message.run_id, None)
+        if record is not None:
+            self.recalled[message.run_id] = world.now, record
+            self.machine.handle(now, RecordFound(record))
         answers = self.machine.handle(now, StatusReceived(message, link.agent.address))
         self._decided()
         self._send(answers)
@@ -179,6 +195,9 @@ class Coordinator(Process):
             keeps_state=self.keeps_state,
             endpoint_index=self.endpoint_index,
             saved_jobs=saved_jobs,
+            records=()
+            if self.keeps_state or not self._successor_finds_records
+            else [*self._records.values(), *self.machine.saved_jobs()],
         )
 
     def die(self, *, host_too: bool) -> None:

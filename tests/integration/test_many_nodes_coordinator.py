@@ -124,6 +124,25 @@ def test_another_agent_of_the_host_takes_over_from_a_killed_coordinator(tmp_path
         assert cluster.finish(after) == {"a": KILLED, "b": 0, "c": 0, "d": 0}
 
 
+def test_restarted_agent_of_the_coordinator_waits_for_slow_nodes(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="1:3") as cluster:
+        cluster.start_host("a", conf="settle=60")  # Until all have joined.
+        cluster.start_all("b", "c", conf=ELSEWHERE)
+        before = cluster.generation(3)
+        for name in "bc":
+            cluster.agents[name].freeze()
+        cluster.agents["a"].kill()
+        again = cluster.start("again")
+        # Without a record it would start generation 0 after the settle time, beside the workers of b and c.
+        again.wait_for_output("waiting up to 5 s for the nodes of round 0")
+        for name in "bc":
+            cluster.agents[name].signal(signal.SIGCONT)
+        after = cluster.generation(3)
+        assert after["again"].generation == before["a"].generation + 1
+        assert {start.restarts for start in after.values()} == {0}
+        assert cluster.finish(after) == {"a": KILLED, "again": 0, "b": 0, "c": 0}
+
+
 def test_restarted_coordinator_restarts_no_worker(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2:3") as cluster:
         cluster.start_coordinator("first")
@@ -192,7 +211,7 @@ def test_node_lost_with_the_coordinator_is_detected_after_the_outage(tmp_path: P
         cluster.agents["first"].kill()
         victim = next(name for name, start in before.items() if start.rank == 1)
         cluster.agents[victim].kill()
-        cluster.start_coordinator("second")
+        cluster.start_coordinator("second", conf="recover_timeout=0.5")
         after = cluster.generation(2)
         assert victim not in after
         assert {start.restarts for start in after.values()} == {0}

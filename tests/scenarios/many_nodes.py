@@ -39,6 +39,7 @@ from holdfast.core.coordinator_machine import (
     CoordinatorEvent,
     CoordinatorMachine,
     JobCloseRequested,
+    RecordFound,
     RequestReceived,
     StatusReceived,
 )
@@ -333,8 +334,8 @@ class CoordinatorPlayer:
 
     Verbs are those of rounds (join, status, repeat, heartbeat, fails, succeeds, leaves), and
     `disconnected a`, `tick`, `close job outcome why`, `request id job action node`. `new coordinator` starts a
-    successor without state; with `saved` it has the saved jobs, in the agent of `host`; with `endpoint=1` it took
-    over at another endpoint. A node joins `from` an address (by default its own), and with `reaches` over
+    successor without state; with `saved` it has the saved jobs, in the agent of `host`; with `record` it does not
+    know that it is a successor, and finds the records of the jobs; with `endpoint=1` it took over at another endpoint. A node joins `from` an address (by default its own), and with `reaches` over
     one of the coordinator's addresses. Nodes apply each view; with `unreachable=a`, a gets no messages. The
     output has the answers, the jobs and the next deadline.
     """
@@ -346,6 +347,7 @@ class CoordinatorPlayer:
         if first == "new":
             follows = words[0] == "coordinator"
             saved_jobs = self.machine.saved_jobs() if "saved" in words else None
+            records = self.machine.saved_jobs() if "record" in words else ()
             if not follows:
                 given: dict[str, Any] = {
                     n: number(text) for n, text in fields(words).items() if n != "host"
@@ -375,13 +377,15 @@ class CoordinatorPlayer:
                 self.clock.now,
                 silence_s=5.0,
                 grace_s=0.2,
-                follows_another=follows,
+                follows_another=follows and not records,
                 endpoint_index=int(endpoint_index),
                 saved_jobs=saved_jobs,
                 host=host,
                 strict=True,
                 **self.limits,
             )
+            for one in records:
+                self.machine.handle(self.clock.now, RecordFound(one))
             return [self._state()]
         now = self.clock.read(first)
         unreachable = [word for word in words if word.startswith("unreachable=")]

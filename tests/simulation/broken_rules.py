@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from holdfast.core.machine import Effect
     from holdfast.core.protocol import NodeInfo, Status
     from holdfast.core.rounds import Node
+    from holdfast.core.saved_jobs import SavedJob
     from holdfast.core.session import SessionEffect as CoordinatorSessionEffect
 
 
@@ -179,6 +180,13 @@ class IgnoresSavedJobs(CoordinatorMachine):
 
     def __init__(self, now: float, **more: Any) -> None:
         super().__init__(now, **{**more, "saved_jobs": None})
+
+
+class IgnoresRecords(CoordinatorMachine):
+    """A coordinator ignores the records of its predecessor."""
+
+    def _keep_saved(self, saved: SavedJob) -> None:
+        pass
 
 
 class ReturnsToReplacedCoordinator(Session):

@@ -21,6 +21,7 @@ from holdfast import console
 from holdfast.cli.parser import CommandParser
 from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.coordinator.endpoint_list import FIRST_PROBE_S, EndpointList
+from holdfast.coordinator.round_records import RoundRecords
 from holdfast.coordinator.server import CoordinatorServer, warn_if_open
 from holdfast.coordinator.state_file import StateFile
 from holdfast.core.limits import COORDINATORS_MAX
@@ -321,6 +322,7 @@ def _serve(
             only_job=args.rdzv_id if endpoint_index else "",
             recover_s=config.recover_timeout,
             state=state,
+            records=RoundRecords(listener, console.warning),
             on_change=report,
             on_node=joined if endpoint_index else None,
         )

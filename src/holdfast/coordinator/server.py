@@ -28,7 +28,12 @@ from holdfast.coordinator.connections import (
 from holdfast.coordinator.job_stores import JobStores
 from holdfast.coordinator.operators import Operators
 from holdfast.coordinator.state_file import WriteAhead
-from holdfast.core.coordinator_machine import ConnectionClosed, CoordinatorMachine, StatusReceived
+from holdfast.core.coordinator_machine import (
+    ConnectionClosed,
+    CoordinatorMachine,
+    RecordFound,
+    StatusReceived,
+)
 from holdfast.core.limits import WHY_CHARS_MAX
 from holdfast.core.machine import TICK
 from holdfast.core.phases import JobOutcome, NodePhase, NodeRole
@@ -61,6 +66,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterable, Sequence
 
+    from holdfast.coordinator.round_records import RoundRecords
     from holdfast.coordinator.state_file import StateFile
     from holdfast.core.rounds import Change
     from holdfast.net.tls import TlsFiles, TlsToken
@@ -81,7 +87,8 @@ class CoordinatorServer:
 
     With the token of one job it serves only that job: `run_id`, or if that is empty, the job of the first client
     that proves the token. Agents may also dial `advertised_port`, which is forwarded here. `on_node` receives job,
-    node and address of each node that connects.
+    node and address of each node that connects. A successor continues from the `state` file, or else waits for the
+    nodes in the `records`.
     """
 
     def __init__(
@@ -103,6 +110,7 @@ class CoordinatorServer:
         host: str = "",
         recover_s: float | None = None,
         state: StateFile | None = None,
+        records: RoundRecords | None = None,
         on_change: Callable[[str, str], None] | None = None,
         on_node: Callable[[str, str, str], None] | None = None,
         warn: Callable[[str], None] = console.warning,
@@ -131,6 +139,7 @@ class CoordinatorServer:
         self._write_ahead: WriteAhead | None = None
         if state is not None:
             self._write_ahead = WriteAhead(state, self.machine, self._send_now, self._warn_rarely)
+        self._records = records if state is None else None
         self._stores = JobStores()
         self._operators = Operators(self, self._loop)
         self._operators_swept_at = self._loop.time()
@@ -305,12 +314,19 @@ class CoordinatorServer:
         if peer.key != key or key not in self._by_key:
             self._bind_node(now, peer, key)  # A bound connection needs no further check.
         if isinstance(message, Status):
+            if self._records is not None and message.run_id not in self.machine.jobs:
+                self._recall(now, self._records, message.run_id)
             reached = peer.local_address if peer.is_remote else ""
             answers = self.machine.handle(now, StatusReceived(message, peer.address, reached))
         else:
             answers = self.machine.handle(now, message)
         self._send(answers)
         self._batch_soon()
+
+    def _recall(self, now: float, records: RoundRecords, run_id: str) -> None:
+        saved = records.read(run_id)
+        if saved is not None:
+            self.machine.handle(now, RecordFound(saved))
 
     def _bind_node(self, now: float, peer: ServerConnection, key: NodeKey) -> None:
         """Use this connection for a node from now on, and close an older one."""
@@ -336,6 +352,8 @@ class CoordinatorServer:
             older.close(encode_frame(Goodbye(why="the node has a newer connection")))
 
     def _send(self, answers: Sequence[View | Ack]) -> None:
+        if self._records is not None:
+            self._records.update(self.machine, answers)
         if self._write_ahead is not None:
             self._write_ahead.send(answers)
         else:
@@ -453,6 +471,8 @@ class CoordinatorServer:
         if now - self._swept_at >= SWEEP_S:
             self._swept_at = now
             self._close_idle(now)
+            if self._records is not None:
+                self._records.refresh()
             jobs = self.machine.jobs
             self._knows_end = {key for key in self._knows_end if key[0] in jobs}
             self._last_change = {
@@ -552,6 +572,8 @@ class CoordinatorServer:
             self._batch.cancel()
         if self._write_ahead is not None:
             self._write_ahead.close()
+        if self._records is not None:
+            self._records.close(self.machine)
 
     def _end_of(self, run_id: str) -> Goodbye | None:
         """Return the end of a job; None if it may continue. Without a run id, it is that of the only job."""

@@ -111,6 +111,12 @@ class RequestReceived(Event):
     request: Request
 
 
+class RecordFound(Event):
+    """The server found the record of a job by an earlier coordinator, before it passes on the job's first status."""
+
+    saved: SavedJob
+
+
 class RollCall:
     """The held failures of one job, and the roll call to which its members must respond."""
 
@@ -121,7 +127,13 @@ class RollCall:
 
 
 CoordinatorEvent = (
-    StatusReceived | Heartbeat | ConnectionClosed | JobCloseRequested | RequestReceived | Tick
+    StatusReceived
+    | Heartbeat
+    | ConnectionClosed
+    | RecordFound
+    | JobCloseRequested
+    | RequestReceived
+    | Tick
 )
 
 
@@ -212,6 +224,10 @@ class CoordinatorMachine:
             case ConnectionClosed(run_id, node, incarnation):
                 self._liveness.disconnected((run_id, node, incarnation), now)
                 answers = []
+            case RecordFound(saved):
+                if saved.run_id not in self.jobs:
+                    self._keep_saved(saved)
+                answers = []
             case JobCloseRequested(run_id, outcome, why):
                 rounds = self.jobs.get(run_id)
                 closing = CloseRequested(outcome, why)
@@ -296,7 +312,9 @@ class CoordinatorMachine:
         self._shares.take(address)
         saved = self._saved_jobs.pop(run_id, None)
         if saved is not None:
-            return self._add_job(restore_job(saved, patience_s=self._recover_s or RECOVER_S_MAX))
+            # A stopped agent's workers exit within the silence limit.
+            patience_s = self._recover_s or max(RECOVER_S_MAX, self._silence_s)
+            return self._add_job(restore_job(saved, patience_s=patience_s))
         job = Job(run_id=run_id)
         if self._endpoint_index:  # Nodes try earlier endpoints first, which may time out.
             job.recover_s = RECOVER_S_MAX
@@ -341,6 +359,10 @@ class CoordinatorMachine:
         """Return the state of all jobs that must survive this coordinator."""
         jobs = (snapshot_job(rounds.job, self._host) for rounds in self.jobs.values())
         return [*self._saved_jobs.values(), *jobs]
+
+    def saved_job(self, run_id: str) -> SavedJob:
+        """Return the state of one job that must survive this coordinator."""
+        return snapshot_job(self.jobs[run_id].job, self._host)
 
     def _heartbeat(self, now: float, beat: Heartbeat) -> list[Answer]:
         run_id, node, incarnation = beat.run_id, beat.node, beat.incarnation
@@ -558,11 +580,14 @@ class CoordinatorMachine:
             self._shares.release(self._created_from.pop(run_id))
         self._fence_floor = max(self._fence_floor, job.fence)
         if job.outcome is None:
-            self._saved_jobs[run_id] = snapshot_job(job)
-            if len(self._saved_jobs) > SAVED_JOBS_MAX:
-                del self._saved_jobs[next(iter(self._saved_jobs))]
+            self._keep_saved(snapshot_job(job))
         self._waits.pop(run_id, None)
         self.broken.pop(run_id, None)
+
+    def _keep_saved(self, saved: SavedJob) -> None:
+        self._saved_jobs[saved.run_id] = saved
+        if len(self._saved_jobs) > SAVED_JOBS_MAX:
+            del self._saved_jobs[next(iter(self._saved_jobs))]
 
 
 def _newest(answers: list[Answer]) -> list[Answer]:

@@ -51,6 +51,10 @@ RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 1.0
 """This plus the duration of a connection attempt must be less than `rounds.RECOVER_S_MAX`; otherwise
 nodes of a running round reconnect too late for a new coordinator to resume it."""
+RETRY_SOON_S, RETRY_SOON_MAX_S = 10.0, 0.25
+"""In the first seconds after a loss, nodes retry at least this often. A coordinator that restarts at once forms no round
+before the settle time is over (1 s), and by then they have reconnected. In a job of thousands of nodes each retries
+less often, as with heartbeats."""
 HEARTBEAT_S_PER_NODE = 0.0002
 """Several times the coordinator's work for one heartbeat. In jobs of thousands of nodes each node sends
 fewer heartbeats, but enough not to count as lost."""
@@ -445,10 +449,17 @@ class Session:
         if self._unreachable_since is None and self.had_contact:
             self._unreachable_since = at
         self.last_problem = why
-        wait = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(self._retries, 20))
+        wait = min(self._retry_max_s(at), RETRY_FIRST_S * 2 ** min(self._retries, 20))
         self._retries += 1
         self._retry_at = at + wait * (0.5 + self._draw() / 2)
         return self._tick(at)
+
+    def _retry_max_s(self, at: float) -> float:
+        since = self._unreachable_since
+        if since is None or at - since >= RETRY_SOON_S or self.is_refused:
+            return RETRY_MAX_S
+        present = self.view.present if self.view is not None else 0
+        return min(RETRY_MAX_S, max(RETRY_SOON_MAX_S, HEARTBEAT_S_PER_NODE * present))
 
     def _reconnect(self, at: float) -> list[SessionEffect]:
         """Replace the connection: it belongs to the node's earlier id."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.coordinator.endpoint_list import FIRST_PROBE_S, EndpointList
+from holdfast.coordinator.round_records import RoundRecords
 from holdfast.coordinator.server import CoordinatorServer, warn_if_open
 from holdfast.coordinator.state_file import StateFile
 from holdfast.errors import HoldfastError, UsageError
@@ -265,6 +266,7 @@ class CoordinatorMembership(ThreadedMembership):
             host=self._info.node,
             recover_s=self._recover_s,
             state=state,
+            records=RoundRecords(listener, console.warning, keep_s=self._timeouts.unreachable_s),
         )
         self.hosting = True
         if self._endpoints is not None:
