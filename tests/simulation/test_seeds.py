@@ -112,6 +112,7 @@ def test_fixed_faults_on_a_backend_do_not_recur(
         (443300116, "everything", 5),
         (1579, "everything", 10),
         (3413, "everything", 10),
+        (5571, "everything", 10),
         (3013, "everything", 10),
         (282, "majorities", 11),
     ],
