@@ -403,7 +403,8 @@ class Session:
 
     def _acked(self, at: float, ack: Ack) -> list[SessionEffect]:
         self._received(at)
-        if ack.seq >= 0:  # Otherwise the coordinator does not know the node, and may have replaced it.
+        # A coordinator that does not know the node (-1) may have replaced it.
+        if ack.seq >= 0:
             self._answered(ack.sent_at)
         if ack.sent_at:
             self._stop.patience = min(ack.patience, self.patience)
