@@ -3,6 +3,7 @@
 #   make demo PYTHON=python3.12     another interpreter (3.11 or newer)
 #   make test ARGS='-k keeper'      arguments for pytest; `make bench` takes them too
 #   make test JOBS=0                one test after the other, in one process
+#   make test TORCH=torch==2.14.1   compare with another version of PyTorch, 2.13.0 or newer
 #
 # Each set-up step leaves a stamp in the virtual environment and is repeated only when
 # pyproject.toml (or this file) changes. Plain pip of any age is enough.
@@ -18,7 +19,12 @@ SECONDS ?= 60
 
 # Tests and benchmarks compare with this version. Keep the exact pin: if pip has an index of CPU-only
 # builds, the pin selects 2.13.0+cpu. A range would fetch gigabytes of CUDA libraries.
-TORCH ?= torch==2.13.0 numpy
+TORCH ?= torch==2.13.0
+
+# `make test-newest` compares with this version, in an environment of its own. There may be no build of it for
+# CPUs only; the one for CUDA takes 5.4 GB.
+NEWEST ?= torch==2.15.0
+NEWEST_VENV ?= .venv-newest
 
 # Builds the documentation. When this was pinned, release 0.0.74 required a package (zensical-ui)
 # that the package index did not have.
@@ -37,11 +43,11 @@ GROUP = $(1)/bin/python -c 'import sys, tomllib; \
 	print(*groups[sys.argv[1]], sep="\n")' $(2) > $(1)/$(2).txt
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-jax lint types format bench chaos simulate docs clean distclean
+.PHONY: help demo test test-newest test-jax lint types format bench chaos simulate docs clean distclean
 .DEFAULT_GOAL := help
 
 help: ## Show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.holdfast ## Run a job that loses a worker and a node, gains one, and finishes (about 10 seconds)
 	@$(BIN)/python examples/demo.py
@@ -53,6 +59,9 @@ test-jax: $(VENV)/.holdfast $(VENV)/.test ## Run the tests that need JAX; instal
 	@test -x $(VENV)-jax/bin/python || $(PYTHON) -m venv $(VENV)-jax
 	@$(call PIP,$(VENV)-jax) jax==0.10.2 --editable . --requirement $(VENV)/test.txt
 	$(VENV)-jax/bin/python -m pytest -n 0 tests/peers/test_jax.py $(ARGS)
+
+test-newest: ## Run the tests that use PyTorch with the newest version of it that we support
+	@$(MAKE) --no-print-directory test VENV=$(NEWEST_VENV) TORCH='$(NEWEST)' ARGS='-m torch $(ARGS)'
 
 lint: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.lint ## Check style, types and the layering of imports
 	$(BIN)/ruff check .
@@ -86,7 +95,7 @@ clean: ## Remove caches and build results
 	find benchmarks chaos examples simulator src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Remove the virtual environments as well
-	rm -rf $(VENV) $(VENV)-jax $(DOCS_VENV)
+	rm -rf $(VENV) $(VENV)-jax $(DOCS_VENV) $(NEWEST_VENV)
 
 # Set-up.
 
@@ -115,9 +124,13 @@ $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: $(SETTINGS) | $(VENV)/.pip
 	@$(call PIP,$(VENV)) --requirement $(VENV)/$*.txt
 	@touch $@
 
-$(VENV)/.torch: $(SETTINGS) | $(VENV)/.pip
+# Changes only when TORCH does.
+$(VENV)/.torch-version: FORCE | $(VENV)/.pip
+	@echo '$(TORCH)' | cmp -s - $@ || echo '$(TORCH)' > $@
+
+$(VENV)/.torch: $(SETTINGS) $(VENV)/.torch-version | $(VENV)/.pip
 	@echo "Installing $(TORCH) into $(VENV) ..."
-	@$(call PIP,$(VENV)) $(TORCH)
+	@$(call PIP,$(VENV)) $(TORCH) numpy
 	@$(call GROUP,$(VENV),peers)
 	@$(call PIP,$(VENV)) --no-deps --requirement $(VENV)/peers.txt
 	@touch $@
@@ -126,6 +139,9 @@ $(DOCS_VENV)/.docs: $(SETTINGS) | $(DOCS_VENV)/.pip
 	@echo "Installing $(DOCS) into $(DOCS_VENV) ..."
 	@$(call PIP,$(DOCS_VENV)) $(DOCS)
 	@touch $@
+
+.PHONY: FORCE
+FORCE:
 
 # Without this, make deletes these intermediate files.
 .PRECIOUS: %/bin/python %/.pip

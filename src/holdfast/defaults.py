@@ -9,6 +9,9 @@ SAME_VERSION = "install the same Holdfast on all nodes"
 
 START_METHODS = ("spawn", "fork", "forkserver")
 
+SHELLS = ("bash", "zsh", "fish", "tcsh")
+"""The shells that `holdfast completion` supports."""
+
 SHUTDOWN_S = 30
 """How long workers have between the stop signal and SIGKILL."""
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import itertools
 import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from packaging.version import Version
 
 from holdfast.numa.affinity import MODES
 from holdfast.numa.binding import AffinityMode, NumaOptions, cpus_of_workers
@@ -48,7 +51,10 @@ def theirs(
         listdir=lambda path: os.listdir(f"{root}{path}"),
         sched_getaffinity=lambda _pid: set(allowed),
     )
-    cuda = SimpleNamespace(
+    # PyTorch 2.13 asks `cuda`; newer versions ask `accelerator`, and the module of the device that it names.
+    devices = SimpleNamespace(
+        is_available=lambda: True,
+        current_accelerator=lambda: "cuda",
         device_count=lambda: len(shape.gpus),
         get_device_properties=lambda gpu: SimpleNamespace(
             pci_domain_id=0, pci_bus_id=GPU_BUSES[gpu], pci_device_id=0
@@ -56,7 +62,10 @@ def theirs(
     )
     monkeypatch.setattr(binding, "open", elsewhere, raising=False)
     monkeypatch.setattr(binding, "os", machine)
-    monkeypatch.setattr(binding, "torch", SimpleNamespace(cuda=cuda))
+    torch = SimpleNamespace(
+        cuda=devices, accelerator=devices, get_device_module=lambda _device: devices
+    )
+    monkeypatch.setattr(binding, "torch", torch)
     return binding
 
 
@@ -78,9 +87,10 @@ def test_each_worker_gets_the_same_cpus(
     ours = cpus_of_workers(NumaOptions(AffinityMode(mode)), ranks, root=str(root))
     torch = theirs(monkeypatch, shape, root, may)
     options = torch.NumaOptions(torch.AffinityMode(mode))
+    select = torch._get_logical_cpus_to_bind_to
+    (index,) = inspect.signature(select).parameters.keys() - {"numa_options"}  # Newer: device_index
     for rank in ranks:
-        expected = torch._get_logical_cpus_to_bind_to(gpu_index=rank, numa_options=options)
-        assert set(ours[rank]) == expected
+        assert set(ours[rank]) == select(**{index: rank}, numa_options=options)
 
 
 def test_torchs_options_are_accepted(
@@ -102,15 +112,20 @@ def test_torchs_options_are_accepted(
 def test_virtual_local_ranks_show_the_same_device(
     visible: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import torch
+
     from holdfast.numa.visible_devices import device_variables
 
     agent: Any = importlib.import_module(
         "torch.distributed.elastic.agent.server.local_elastic_agent"
     )
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    for rank in range(4):
+    # Older versions ignore AMD's variable.
+    hip = [None, "", "0,1,6,7"] if Version(torch.__version__) >= Version("2.15") else [None]
+    for rank, amd in itertools.product(range(4), hip):
+        for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("HIP_VISIBLE_DEVICES", amd)):
+            monkeypatch.delenv(name, raising=False)
+            if value is not None:
+                monkeypatch.setenv(name, value)
         env: dict[str, str] = {}
         spec = SimpleNamespace(virtual_local_rank=True)
         agent.LocalElasticAgent._set_local_rank_env(None, env, rank, spec)

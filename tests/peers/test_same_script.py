@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from launchers import BIN, RUN_FOLDER, Launchers, Outcome, free_port
+from packaging.version import Version
 
 pytestmark = pytest.mark.torch
 
@@ -197,8 +198,13 @@ def test_filters_see_every_stream_that_goes_to_a_file(flags: str, launchers: Lau
 
 @pytest.mark.parametrize("template", ["[${role_name}|${rank}|$local_rank|${pid}]>", "plain "])
 def test_lines_get_the_same_prefix(template: str, launchers: Launchers) -> None:
+    import torch
+
     launchers.script("noise.py", NOISE)
     line = ["--nproc-per-node", "2", "--role", "trainer", "-t", "3", "../noise.py"]
+    if Version(torch.__version__) >= Version("2.14"):  # It has the flag, and knows the host's name.
+        line = ["--log-line-prefix-template", "${hostname}" + template, *line]
+        template = "unused "
     theirs, ours = launchers.both(line, {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": template})
     assert (theirs.code, ours.code) == (0, 0), theirs.err + ours.err
     assert ours.shown() == theirs.shown()

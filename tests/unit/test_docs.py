@@ -22,7 +22,7 @@ from holdfast.cli.completion_command import flags_of_commands
 from holdfast.cli.run_command import build_parser
 from holdfast.control.step_rates import RankSeries, RankSummary, StepProgress
 from holdfast.launcher.config import FLAGS, LaunchConfig
-from holdfast.numa.visible_devices import ALWAYS, IF_SET
+from holdfast.numa.visible_devices import CUDA, HIP, IF_SET
 from holdfast.observe.timeline import KINDS, UNRECORDED
 from holdfast.rendezvous.backends import Backend
 from holdfast.rendezvous.rdzv_conf import KEYS, Key
@@ -43,7 +43,7 @@ MIXED_CHARS_MIN = 10
 RUN = "<!-- run -->"
 PORT = "29400"  # In a block that a test runs, it stands for any free port.
 ANYTHING = "..."
-KNOWN_FLAGS = {"-h", "--help"} | {
+KNOWN_FLAGS = {"-h", "--help", "--print-completion"} | {
     name for flag in FLAGS for name in (flag.name, flag.short) if name
 }
 
@@ -231,7 +231,7 @@ def test_every_variable_that_is_read_is_documented() -> None:
     found = [match for path in SRC.rglob("*.py") for match in READS.findall(path.read_text())]
     names = {name for match in found for name in match if name}
     assert {"TORCHELASTIC_TIMER_FILE", "HOLDFAST_RUNTIME_DIR", "ROCR_VISIBLE_DEVICES"} <= names
-    names |= {ALWAYS, *IF_SET}
+    names |= {CUDA, HIP, *IF_SET}
     documented = table_keys(DOCS / "reference" / "environment-variables.md")
     assert names - documented == {"PATH"}
 

@@ -230,3 +230,15 @@ def test_failure_is_written_to_the_error_file(
         holdfast.run.main(["trian.py"])
     assert "trian.py" in path.read_text()
     assert launched == []
+
+
+def test_flag_for_the_prefix_of_lines_precedes_torchs_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert config_of("train.py").log_line_prefix_template is None
+    monkeypatch.setenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "variable")
+    assert config_of("train.py").log_line_prefix_template == "variable"
+    line = ["--log-line-prefix-template", "flag", "train.py"]
+    assert config_of(*line).log_line_prefix_template == "flag"
+    monkeypatch.setenv("PET_LOG_LINE_PREFIX_TEMPLATE", "default of the flag")
+    assert config_of("train.py").log_line_prefix_template == "default of the flag"

@@ -436,5 +436,8 @@ def substitute_local_rank(arg: Any, local_rank: int | str) -> Any:
 def log_line_prefix(template: str, role: str, worker: Worker) -> str:
     """Fill a prefix template; unknown names stay unchanged."""
     return string.Template(template).safe_substitute(
-        role_name=role, rank=worker.global_rank, local_rank=worker.local_rank
+        role_name=role,
+        rank=worker.global_rank,
+        local_rank=worker.local_rank,
+        hostname=os.uname().nodename,
     )

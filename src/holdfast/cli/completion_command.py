@@ -11,16 +11,16 @@ from argparse import SUPPRESS
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from holdfast.cli.commands import TABLE
+from holdfast.cli.commands import COMMANDS, TABLE
 from holdfast.cli.parser import CommandParser
 from holdfast.cli.running_names import NAMED, offered_names
+from holdfast.defaults import SHELLS
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from holdfast.cli.commands import Command
 
-SHELLS = ("bash", "zsh", "fish")
 DESCRIPTION = """\
 Print shell code that completes the commands and flags of holdfast, and the
 names of running jobs and their nodes.
@@ -31,6 +31,8 @@ examples:
       for this shell; add the line to ~/.bashrc for all shells
   holdfast completion zsh > "${fpath[1]}/_holdfast"
   holdfast completion fish > ~/.config/fish/completions/holdfast.fish
+  holdfast completion tcsh > ~/.holdfast.tcsh
+      for tcsh; add the line `source ~/.holdfast.tcsh` to ~/.tcshrc
 """
 
 BASH = """\
@@ -91,6 +93,13 @@ FISH_NAMES = (
     "complete -c holdfast -f -n '__fish_seen_subcommand_from {commands}' -a '(holdfast completion fish "
     "--names (string join \\n -- (commandline -opc)[2..-1] | string collect) (commandline -ct))'"
 )
+# tcsh puts the line up to the cursor into COMMAND_LINE, and uses the first rule that fits.
+TCSH = """\
+complete holdfast 'p/1/({commands})/' \\
+    'C/-*/`holdfast completion tcsh --names "$COMMAND_LINE" ""`/' \\
+    'n/{{{named}}}/`holdfast completion tcsh --names "$COMMAND_LINE" ""`/' \\
+    'p/*/f/'
+"""
 
 
 def build_parser(name: str) -> CommandParser:
@@ -101,9 +110,11 @@ def build_parser(name: str) -> CommandParser:
         description=DESCRIPTION,
         epilog=EXAMPLES,
     )
-    # The words after `holdfast`, one a line, and the one at the cursor.
+    # The words after `holdfast`, one a line, and the one at the cursor; for tcsh the whole line.
     parser.add_argument("--names", nargs=2, default=None, help=SUPPRESS)
-    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
+    parser.add_argument(
+        "shell", metavar="SHELL", choices=SHELLS, help=f"{', '.join(SHELLS[:-1])} or {SHELLS[-1]}"
+    )
     return parser
 
 
@@ -113,7 +124,10 @@ def execute(args: Namespace) -> None:
         text = script_for(args.shell)
     else:
         words, begun = args.names
-        text = "".join(f"{name}\n" for name in offered_names(words.split("\n"), begun))
+        offered = (
+            for_tcsh(words) if args.shell == "tcsh" else offered_names(words.split("\n"), begun)
+        )
+        text = "".join(f"{name}\n" for name in offered)
     sys.stdout.write(text)
     sys.stdout.flush()
 
@@ -134,8 +148,19 @@ def script_for(shell: str) -> str:
             FISH_NAMES.format(commands=" ".join(NAMED)),
         ]
         return "\n".join(lines) + "\n"
+    if shell == "tcsh":
+        return TCSH.format(commands=commands, named=",".join(NAMED))
     cases = "\n".join(_case(shell, name, names) for name, names in flags.items())
     return (ZSH if shell == "zsh" else BASH).format(commands=commands, cases=cases)
+
+
+def for_tcsh(line: str) -> list[str]:
+    """Return the flags, jobs or nodes that can continue a line of `holdfast`."""
+    words = line.split()[1:]
+    begun = words.pop() if words and not line[-1].isspace() else ""
+    if begun.startswith("-"):
+        return _flags_of(COMMANDS[words[0]]) if words and words[0] in COMMANDS else []
+    return offered_names(words, begun) if words else []
 
 
 def _case(shell: str, name: str, flags: list[str]) -> str:

@@ -49,6 +49,14 @@ COMPAT_FAILURE = 1
 USAGE = 2
 BUG = 70
 INTERRUPTED = 130
+STARTS_NOTHING = {
+    "-h",
+    "--help",
+    "--dry-run",
+    "--dry_run",
+    "--print-completion",
+    "--print_completion",
+}
 # The garbage collector runs after this many new objects. A start creates several thousand, which stay alive.
 GARBAGE_MIN = 10_000
 # Modules that others import, and that a plain job does not use before its workers run. A package precedes its
@@ -281,7 +289,7 @@ def run_command(argv: list[str], parse: Callable[[list[str]], Namespace] | None 
 
     def run() -> None:
         nonlocal is_compat
-        if not {"-h", "--help", "--dry-run", "--dry_run"} & set(argv):
+        if not STARTS_NOTHING & set(argv):
             keeper_client.Keeper.prestart()  # It starts while this process imports and checks the rest.
         gc.disable()  # Modules are not garbage; scanning them slows the start by 3 %.
         try:

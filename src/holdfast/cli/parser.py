@@ -34,6 +34,23 @@ class InvalidFlag(Exception):
     """A value is invalid. Not a `ValueError`, whose message argparse would replace."""
 
 
+class PrintCompletion(argparse.Action):
+    """Prints shell completion and exits, like help."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        del namespace, option_string
+        from holdfast.cli.completion_command import script_for
+
+        sys.stdout.write(script_for(values))
+        parser.exit()
+
+
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Help with one spelling of each flag. It does not import shutil to find the width."""
 

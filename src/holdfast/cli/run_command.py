@@ -18,9 +18,17 @@ from holdfast.cli import parser as parser_module
 from holdfast.cli.command_line import split
 from holdfast.cli.script import check_can_start, get_use_env, parse_preload, worker_command
 from holdfast.core import job_settings
+from holdfast.defaults import SHELLS
 from holdfast.errors import UsageError
 from holdfast.launcher import flag_values as values
-from holdfast.launcher.config import DEFAULT_MASTER_PORT, FLAGS, OTHER, Flag, LaunchConfig
+from holdfast.launcher.config import (
+    DEFAULT_MASTER_PORT,
+    FLAGS,
+    LOG_LINE_PREFIX_ENV,
+    OTHER,
+    Flag,
+    LaunchConfig,
+)
 from holdfast.launcher.flag_values import determine_local_world_size, parse_min_max_nnodes
 from holdfast.launcher.launch_job import elastic_launch, is_single_node
 from holdfast.processes.failures import error_file
@@ -47,8 +55,14 @@ __all__ = [
 ]
 
 HELP = Flag(OTHER, "--help", default=None, metavar="", meaning="show this and exit", short="-h")
-BY_SPELLING = {spelling: flag for flag in (*FLAGS, HELP) for spelling in flag.spellings}
-LOG_LINE_PREFIX_ENV = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+PRINT_COMPLETION = Flag(
+    OTHER, "--print-completion", default=None, metavar="SHELL",
+    meaning="print shell completion and exit, as holdfast completion does: bash, zsh, fish or tcsh",
+    choices=SHELLS, from_environment=False,
+)  # fmt: skip
+SHOWN_AND_EXIT = (HELP, PRINT_COMPLETION)
+"""Flags that argparse acts on while it parses; no script need follow."""
+BY_SPELLING = {spelling: flag for flag in (*FLAGS, *SHOWN_AND_EXIT) for spelling in flag.spellings}
 
 USAGE = "holdfast run [flags] SCRIPT [arguments of the script]"
 
@@ -100,6 +114,14 @@ def build_parser(name: str = "run") -> ScriptParser:
     groups = {name: parser.add_argument_group(name) for name in names}
     for flag in FLAGS:
         _add(groups[flag.group], flag)
+    completion = PRINT_COMPLETION
+    groups[OTHER].add_argument(
+        *completion.spellings,
+        action=parser_module.PrintCompletion,
+        metavar=completion.metavar,
+        choices=completion.choices,
+        help=completion.help,
+    )
     groups[OTHER].add_argument(*HELP.spellings, action="help", help=HELP.help)
     parser.add_argument("training_script", help=argparse.SUPPRESS)
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -159,12 +181,12 @@ def read_args(words: list[str]) -> argparse.Namespace:
         name, equals, text = written.partition("=")
         flag = BY_SPELLING.get(name, HELP)
         texts = [text] if equals else following
-        if flag is HELP or len(texts) != (flag.nargs is None):
+        if flag in SHOWN_AND_EXIT or len(texts) != (flag.nargs is None):
             return parse_args(words)
         setattr(args, flag.dest, flag.convert(texts[0], flag.name) if texts else True)
     if not script:
         return parse_args(words)
-    for flag in FLAGS:
+    for flag in (*FLAGS, PRINT_COMPLETION):
         if not hasattr(args, flag.dest):
             default = flag.default_now()
             if isinstance(default, values.FromEnvironment):
@@ -209,7 +231,8 @@ def config_from_args(
         logs_specs=_logs_specs(args),
         rdzv_endpoint=get_rdzv_endpoint(args),
         rdzv_configs=_rdzv_configs(args),
-        log_line_prefix_template=os.environ.get(LOG_LINE_PREFIX_ENV),
+        log_line_prefix_template=_plain(getattr(args, "log_line_prefix_template", ""))
+        or os.environ.get(LOG_LINE_PREFIX_ENV),
         numa_options=_numa_options(args),
         capture_stderr=not getattr(args, "no_capture_stderr", False),
         omp_num_threads=_omp_num_threads(nproc_per_node),
@@ -261,7 +284,7 @@ def execute(args: argparse.Namespace) -> None:
     if not os.environ.get("TORCHELASTIC_ERROR_FILE"):
         run(args)
         return
-    with error_file.Recording(error_file.get_error_handler()):
+    with error_file.Recording(error_file.chosen_error_handler()):
         run(args)
 
 

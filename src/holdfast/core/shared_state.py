@@ -137,6 +137,9 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a disconnected node stops its workers before they may be replaced elsewhere."""
     read_s: float = READ_S_MAX
     """The time between two reads while no change is expected."""
+    backoff_s_max: float = BACKOFF_S_MAX
+    """The longest pause after a write that failed because another node wrote first. Pauses are random, and their limit
+    doubles with each such failure."""
 
 
 class CallState(Enum):
@@ -384,8 +387,9 @@ class SharedStateSession:
                 self._expect(CallState.WRITING, event)
                 self._store_responded()
                 self._unconfirmed_writes += 1
-                self._read_at = now + self._draw() * self._backoff_s
-                self._backoff_s = min(BACKOFF_S_MAX, self._backoff_s * 2)
+                longest_s = self._timeouts.backoff_s_max
+                self._read_at = now + self._draw() * min(longest_s, self._backoff_s)
+                self._backoff_s = min(longest_s, self._backoff_s * 2)
                 return self._after_call([])
             case CallFailed(why, invalid):
                 if self.call is CallState.IDLE:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 RDZV_TIMEOUT_S = 900
 """How long a rendezvous may take when neither `rdzv_timeout` nor `rdzv_configs` gives a time."""
 SHUTDOWN_TIMEOUT_ENV = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+LOG_LINE_PREFIX_ENV = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 DEFAULT_MASTER_PORT = 29500
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 
@@ -328,6 +329,11 @@ FLAGS = (
         OUTPUT, "--log-tail", LOG_TAIL_BYTES, "SIZE",
         "how much of each worker's output to keep on disk for holdfast logs and the views while it has no "
         "file, e.g. 512K; 0 for none (16M)", values.byte_size, field="log_tail",
+    ),
+    Flag(
+        OUTPUT, "--log-line-prefix-template", "", "TEMPLATE",
+        "prefix of each line of --tee, with ${role_name}, ${local_rank}, ${rank} and ${hostname} "
+        f"(${LOG_LINE_PREFIX_ENV} or \"[${{role_name}}${{local_rank}}]:\")",
     ),
     Flag(
         OUTPUT, "--local-ranks-filter", "", "RANKS",

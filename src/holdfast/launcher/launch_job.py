@@ -186,8 +186,10 @@ def _run(launch: Launch, health_check_server: HealthServer | None) -> dict[int, 
             raise
         raise refused from problem
     finally:
-        leave(handler)
-        observers.end()
+        try:
+            leave(handler)
+        finally:
+            observers.end()
         try:
             if failure is None:  # Only a failure needs its logs; a signal does not.
                 discard_logs(logs_specs, ran=result is not None)

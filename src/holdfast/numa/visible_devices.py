@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-ALWAYS = "CUDA_VISIBLE_DEVICES"
+CUDA = "CUDA_VISIBLE_DEVICES"
 """Selects a worker's one device for CUDA, and for HIP, which reads it too."""
 
+HIP = "HIP_VISIBLE_DEVICES"
+"""AMD's variable; HIP prefers it to CUDA's. If it is set, both select the same entry of it."""
+
 IF_SET = (
-    "HIP_VISIBLE_DEVICES",  # AMD; takes precedence over CUDA's.
     "ZE_AFFINITY_MASK",  # Intel
     "ASCEND_RT_VISIBLE_DEVICES",  # Huawei
     "MLU_VISIBLE_DEVICES",  # Cambricon
@@ -32,13 +34,12 @@ def device_variables(inherited: Mapping[str, str], local_rank: int) -> dict[str,
 
     `ROCR_VISIBLE_DEVICES` is unchanged: HIP numbers only the devices in that list.
     """
-    shown = {ALWAYS: _own_entry(ALWAYS, inherited.get(ALWAYS), local_rank)}
+    source = HIP if inherited.get(HIP) else CUDA
+    device = _own_entry(source, inherited.get(source), local_rank)
+    shown = {CUDA: device, source: device}
     for name in IF_SET:
         if inherited.get(name):
             shown[name] = _own_entry(name, inherited[name], local_rank)
-    if ALWAYS not in inherited and IF_SET[0] in shown:
-        # HIP reads one of the two variables; a program that reads both must see the same device.
-        shown[ALWAYS] = shown[IF_SET[0]]
     return shown
 
 

@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.numa.visible_devices import ALWAYS, visible_numbers
+from holdfast.numa.visible_devices import CUDA, visible_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +48,7 @@ class GpuUtilization:
     ) -> None:
         self._program = _find(environ)
         self._files = sorted(glob.glob(f"{glob.escape(drm)}/card*/device/gpu_busy_percent"))
-        self._visible = environ.get(ALWAYS)
+        self._visible = environ.get(CUDA)
         self._every_s, self._limit_s = every_s, limit_s
         self._due = 0.0 if self._program or self._files else float("inf")
         self._reading: threading.Thread | None = None

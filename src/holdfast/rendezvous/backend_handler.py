@@ -7,6 +7,7 @@ node has written since, the backend rejects the write.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import weakref
 from abc import ABC, abstractmethod
@@ -21,7 +22,7 @@ from holdfast.core.job_settings import JobSettings
 from holdfast.core.limits import check_node_range
 from holdfast.core.phases import NodePhase
 from holdfast.core.protocol import NodeInfo, View
-from holdfast.core.shared_state import Timeouts
+from holdfast.core.shared_state import BACKOFF_S_MAX, Timeouts
 from holdfast.errors import UsageError
 from holdfast.membership.backend import BackendFailed, BackendMembership
 from holdfast.membership.interface import random_incarnation
@@ -216,6 +217,7 @@ class BackendAccess(JobAccess):
                 unreachable_s=self.unreachable_s,
                 needs_answers=self._self_fencing and not self.is_polled,
                 absent_s=min(ABSENT_S, self.join_timeout_s / 2) if self.is_polled else None,
+                backoff_s_max=self.settings.cas_backoff_max_seconds or BACKOFF_S_MAX,
             ),
             credentials=credentials,
             control=control,
@@ -303,10 +305,12 @@ class DynamicRendezvousHandler(MembershipHandler):
         timeout: RendezvousTimeout | None = None,
         keep_alive_interval: float = 5,
         keep_alive_max_attempt: int = 3,
+        cas_backoff_max_seconds: float = 0.0,
     ) -> DynamicRendezvousHandler:
         """Return a handler on the caller's backend and store.
 
-        Agents exchange their ranks through the store; the backend may use the same one.
+        Agents exchange their ranks through the store; the backend may use the same one. After a write that lost
+        against another node's, a node pauses for a random time of up to `cas_backoff_max_seconds`; 0 is the default, 1 s.
         """
         settings = RendezvousSettings(
             run_id,
@@ -315,6 +319,7 @@ class DynamicRendezvousHandler(MembershipHandler):
             timeout or RendezvousTimeout(),
             timedelta(seconds=keep_alive_interval),
             keep_alive_max_attempt,
+            cas_backoff_max_seconds,
         )
         node, address = this_node(local_addr), address_of(local_addr or "")
         return cls(node, settings, backend.name, store, backend, store_address=address)
@@ -375,6 +380,7 @@ def create_handler(
         conf.timeouts(),
         timedelta(seconds=conf.keep_alive_interval),
         conf.keep_alive_max_attempt,
+        conf.cas_backoff_max_seconds,
     )
     check_settings(settings)
     scope = (backend.name, params.endpoint, params.run_id)
@@ -432,6 +438,11 @@ def check_settings(settings: RendezvousSettings) -> None:
     if settings.keep_alive_interval <= timedelta(0) or settings.keep_alive_max_attempt < 1:
         raise UsageError(
             "--rdzv-conf: keep_alive_interval must be above 0 and keep_alive_max_attempt at least 1"
+        )
+    if not 0 <= settings.cas_backoff_max_seconds < math.inf:
+        raise UsageError(
+            f"--rdzv-conf: cas_backoff_max_seconds: {settings.cas_backoff_max_seconds!r} is not a time; "
+            "accepted: seconds from 0"
         )
 
 

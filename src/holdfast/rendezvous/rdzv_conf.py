@@ -194,6 +194,7 @@ class RendezvousSettings:
     timeout: RendezvousTimeout
     keep_alive_interval: timedelta
     keep_alive_max_attempt: int
+    cas_backoff_max_seconds: float = 0.0
 
 
 def _checked(name: str, given: timedelta | None, default_s: float) -> timedelta:
@@ -254,6 +255,9 @@ KEYS = (
         "the time between two heartbeats of a node"),
     Key("keep_alive_max_attempt", "count", 5, ALL,
         "a node is lost after this many intervals without a heartbeat"),
+    Key("cas_backoff_max_seconds", "seconds or 0", 0.0, ALL,
+        "with file and your own backends: the longest random pause after two nodes wrote at the same time; 0 is 1 s. "
+        "With the others one process decides, so this has no effect"),
     Key("timeout", "seconds", None, (*STATIC, *ON_ETCD),
         "the join_timeout of static, etcd and ha, unless that is given"),
     Key("rank", "number", None, STATIC,
@@ -338,6 +342,7 @@ class RendezvousConfig:
     heartbeat_timeout: float
     keep_alive_interval: float
     keep_alive_max_attempt: int
+    cas_backoff_max_seconds: float
     rank: int | None
     read_timeout: float | None
     is_host: bool | None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -81,3 +82,9 @@ def test_substitution_replaces_only_local_rank(arg: object, expected: object) ->
 @given(st.text(alphabet="${}abc \\1"))
 def test_substitution_keeps_other_text(text: str) -> None:
     assert worker_processes.substitute_local_rank(text, 3) == text
+
+
+def test_prefix_of_a_line_may_name_the_host() -> None:
+    template = "${hostname}:${role_name}:${rank}:${local_rank}:${other}"
+    prefix = worker_processes.log_line_prefix(template, "trainer", Worker(2, 12, 6, 20, 12))
+    assert prefix == f"{os.uname().nodename}:trainer:12:2:${{other}}"

@@ -156,7 +156,7 @@ def test_help_of_run_is_grouped_and_shows_each_flag_once(
     monkeypatch.setenv("COLUMNS", "80")
     text = help_of(capsys, "run")
     shown = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, flags=re.MULTILINE)
-    assert sorted(shown) == sorted([*(flag.name for flag in FLAGS), "--help"])
+    assert sorted(shown) == sorted([*(flag.name for flag in FLAGS), "--print-completion", "--help"])
     groups = re.findall(r"^(\w[\w ]+):$", text, flags=re.MULTILINE)
     assert groups == [*dict.fromkeys(flag.group for flag in FLAGS), "Examples"]
     assert max(map(len, text.splitlines())) <= 84
@@ -244,7 +244,7 @@ logs --follow=3 | holdfast logs: error: --follow: does not take a value
 logs --tail x | holdfast logs: error: --tail: 'x' is not a whole number; accepted: digits, such as 5
 stop --grace x | holdfast stop: error: --grace: 'x' is not a number; accepted: digits, such as 0.5
 restart --reason | holdfast restart: error: --reason: needs a value; accepted: TEXT
-completion csh | holdfast completion: error: SHELL: 'csh' is not known; accepted: bash, zsh, fish
+completion csh | holdfast completion: error: SHELL: 'csh' is not known; accepted: bash, zsh, fish, tcsh
 """
 
 

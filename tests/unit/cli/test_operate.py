@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.cli import operate
+from holdfast.cli import main, operate
 from holdfast.cli.commands import COMMANDS
-from holdfast.cli.completion_command import SHELLS, flags_of_commands, script_for
+from holdfast.cli.completion_command import flags_of_commands, for_tcsh, script_for
 from holdfast.control.discovery import AgentDirectory, JobChoice, find_job
 from holdfast.control.job_logs import parse_ranks
 from holdfast.control.stack_groups import grouped, innermost_frame
 from holdfast.core.phases import JobOutcome
 from holdfast.core.rounds import Job, JobPhase
 from holdfast.core.shared_state import encode
+from holdfast.defaults import SHELLS
 from holdfast.errors import UsageError
 from holdfast.rendezvous.file_backend import STATE_NAME, FileRendezvousBackend
 from holdfast.store.file_store import SharedFolder, file_name
@@ -170,6 +171,8 @@ def test_completion_knows_every_command_and_flag() -> None:
     for shell in SHELLS:
         script = script_for(shell)
         assert all(name in script for name in COMMANDS)
+        if shell == "tcsh":
+            script = "".join(one for name in COMMANDS for one in for_tcsh(f"holdfast {name} -"))
         assert all(flag.lstrip("-") in script for those in flags.values() for flag in those)
 
 
@@ -188,3 +191,8 @@ def test_bash_completes_commands_and_flags(words: list[str], offered: set[str]) 
         ["bash", "-c", f"{script_for('bash')}\n{ask}"], capture_output=True, text=True, check=True
     )
     assert set(done.stdout.split()) == offered
+
+
+def test_run_prints_completion_like_torchrun(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run_command(["--print-completion", "tcsh"]) == 0
+    assert capsys.readouterr().out == script_for("tcsh")

@@ -14,7 +14,7 @@ def test_each_worker_sees_one_entry_of_the_list(visible: str | None) -> None:
         assert device_variables(inherited, rank) == {"CUDA_VISIBLE_DEVICES": device.strip()}
 
 
-@pytest.mark.parametrize("name", IF_SET[1:])
+@pytest.mark.parametrize("name", IF_SET)
 def test_variables_of_other_vendors_are_narrowed_only_if_set(name: str) -> None:
     shown = device_variables({name: "3,2,1,0"}, 1)
     assert shown == {"CUDA_VISIBLE_DEVICES": "1", name: "2"}
@@ -22,12 +22,14 @@ def test_variables_of_other_vendors_are_narrowed_only_if_set(name: str) -> None:
 
 
 def test_hip_and_cuda_variables_name_the_same_device() -> None:
-    """If both are set, HIP reads its own. If only CUDA's were narrowed, workers would see all devices."""
+    """HIP reads its own variable first, so that one decides if both are set."""
     assert device_variables({"HIP_VISIBLE_DEVICES": "6,7"}, 1) == {
         "HIP_VISIBLE_DEVICES": "7", "CUDA_VISIBLE_DEVICES": "7",
     }  # fmt: skip
     both = {"HIP_VISIBLE_DEVICES": "6,7", "CUDA_VISIBLE_DEVICES": "4,5"}
-    assert device_variables(both, 0) == {"HIP_VISIBLE_DEVICES": "6", "CUDA_VISIBLE_DEVICES": "4"}
+    assert device_variables(both, 0) == {"HIP_VISIBLE_DEVICES": "6", "CUDA_VISIBLE_DEVICES": "6"}
+    empty = {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "4,5"}
+    assert device_variables(empty, 1) == {"CUDA_VISIBLE_DEVICES": "5"}
 
 
 def test_rocr_visible_devices_is_not_changed() -> None:

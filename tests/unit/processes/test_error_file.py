@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -123,6 +124,55 @@ def test_failing_handler_does_not_hide_the_exception(tmp_path: Path) -> None:
     assert done.stderr.rstrip().endswith("ValueError: boom")
     assert done.stderr.count("Traceback") == 1
     assert "TypeError: handler is broken" in one_line_of_ours(done.stderr)
+
+
+class Recorder(errors.ErrorHandler):
+    """A handler that records its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str | None] = []
+
+    def set_entrypoint_fn_name(self, fn_name: str | None) -> None:
+        super().set_entrypoint_fn_name(fn_name)
+        self.calls.append(self._fn_name)
+
+    def initialize(self) -> None:
+        self.calls.append("initialize")
+
+    def record_exception(self, e: BaseException) -> None:
+        self.calls.append(type(e).__name__)
+
+    def record_success(self) -> None:
+        self.calls.append("success")
+        raise LookupError("the handler is broken")
+
+
+def test_handler_learns_the_name_of_the_function_and_that_it_returned() -> None:
+    handler = Recorder()
+
+    def main(outcome: BaseException | None) -> int:
+        if outcome is not None:
+            raise outcome
+        return 3
+
+    recorded = record(main, handler)
+    with pytest.raises(
+        LookupError
+    ):  # As in torch, an error of `record_success` reaches the caller.
+        recorded(None)
+    with pytest.raises(OSError, match="boom"):
+        recorded(OSError("boom"))
+    assert recorded(SystemExit(0)) is None
+    start = [main.__qualname__, "initialize"]
+    assert handler.calls == [*start, "success", *start, "OSError", *start]
+
+
+def test_handler_without_the_newer_methods_is_accepted() -> None:
+    class Older:
+        def initialize(self) -> None:
+            pass
+
+    assert record(partial(int, "3"), Older())() == 3  # type: ignore[arg-type]
 
 
 def child_failed(error_file: Path, exitcode: int = 3) -> ChildFailedError:

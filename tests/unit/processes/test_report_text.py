@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from holdfast.processes.failures import report_text
-from holdfast.processes.failures.error_file import error_file_content
+from holdfast.processes.failures.error_file import ErrorHandler, error_file_content
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 
 if TYPE_CHECKING:
@@ -120,3 +123,36 @@ def test_control_characters_of_workers_are_escaped(tmp_path: Path) -> None:
     assert sum(line.startswith("Logs:") for line in lines) == 1
     assert "\\x1b[31m" not in text  # Colours are removed, not escaped.
     assert text.count("\\x1b]0;mine\\x07") >= 6
+
+
+class DeviceHandler(ErrorHandler):
+    def maybe_enrich_signal_failure_message(self, message: str, error_file: str) -> str:
+        if error_file != "<N/A>":
+            raise OSError("no device log")
+        return f"{message}\nXid 79: the GPU has fallen off the bus"
+
+
+@pytest.mark.parametrize(
+    "module", ["holdfast.elastic.multiprocessing.errors", "holdfast.processes.failures.error_file"]
+)
+def test_error_handler_adds_to_the_message_of_a_signal(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{module}.get_error_handler", DeviceHandler)
+    here = os.uname().nodename
+    text = text_of(failure(0, -11, host=here), failure(1, -9, host=here), failure(2, 1, host=here))
+    assert "  message   :\n    Xid 79: the GPU has fallen off the bus\n" in text
+    assert text.count("Xid 79") == 2
+    # The handler of another node has described it there.
+    assert "Xid 79" not in text_of(failure(0, -11, host="another"))
+
+
+def test_failing_error_handler_does_not_hide_the_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("holdfast.processes.failures.error_file.get_error_handler", DeviceHandler)
+    path = tmp_path / "error.json"
+    path.write_text('{"message": "broken"}')
+    one = failure(0, -11, host=os.uname().nodename, error_file=str(path))
+    assert "SIGSEGV" in text_of(one)
+    assert "OSError: no device log" in caplog.text

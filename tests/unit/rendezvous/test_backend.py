@@ -327,6 +327,14 @@ def test_impossible_settings_are_refused(run_id: str, least: int, most: int, int
         )
 
 
+@pytest.mark.parametrize("pause", [-1.0, float("inf"), float("nan")])
+def test_pause_after_a_conflict_must_be_a_time(pause: float) -> None:
+    with pytest.raises(ValueError, match="cas_backoff_max_seconds"):
+        DynamicRendezvousHandler.from_backend(
+            "job", None, Fickle(MemoryStore()), 1, 1, cas_backoff_max_seconds=pause
+        )
+
+
 class Kept(RendezvousBackend):
     """A state in this process, the minimum of a custom backend."""
 
@@ -349,8 +357,9 @@ class Kept(RendezvousBackend):
 
 def test_handler_on_a_custom_backend_uses_the_local_address() -> None:
     params = RendezvousParameters(
-        "mine", "", "job", 1, 1, local_addr="127.0.0.2", join_timeout="50", close_timeout="70"
-    )
+        "mine", "", "job", 1, 1, local_addr="127.0.0.2", join_timeout="50", close_timeout="70",
+        cas_backoff_max_seconds="0.5",
+    )  # fmt: skip
     handler = create_handler(MemoryStore(), Kept(), params)
     info = handler.next_rendezvous()
     assert info.bootstrap_store_info.master_addr == "127.0.0.2"
@@ -358,6 +367,7 @@ def test_handler_on_a_custom_backend_uses_the_local_address() -> None:
     assert (handler.get_backend(), handler.get_run_id()) == ("mine", "job")
     assert handler.settings.timeout.join == timedelta(seconds=50)
     assert handler.settings.timeout.close == timedelta(seconds=70)
+    assert handler.settings.cas_backoff_max_seconds == 0.5
     handler.set_closed()
     handler.shutdown()
 

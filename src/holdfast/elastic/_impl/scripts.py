@@ -6,19 +6,20 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from holdfast.agent.worker_processes import substitute_local_rank
 from holdfast.elastic._impl.torch_types import as_torch_store_errors
-from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.net.addresses import Address
-from holdfast.net.listening import bind
+from holdfast.errors import EnvironmentProblem, UsageError, shortage_hint
+from holdfast.net.listening import bind, wildcard_addresses
 from holdfast.processes.procfs import state_of
 from holdfast.store.tcp.store_client import TCPStore
+
+if TYPE_CHECKING:
+    import socket
 
 
 def get_env_variable_or_raise(env_name: str) -> str:
@@ -40,31 +41,24 @@ class macros:  # noqa: N801 (TorchElastic's name)
         return [substitute_local_rank(arg, local_rank) for arg in args]
 
 
-# Addresses, not names, so that it does not matter how `localhost` resolves.
-_LOOPBACKS = (
-    Address(socket.AF_INET, ("127.0.0.1", 0)),
-    Address(socket.AF_INET6, ("::1", 0, 0, 0)),
-)
-
-
 def get_socket_with_port() -> socket.socket:
-    """Return a socket that listens on a free port of loopback; the caller has to close it.
+    """Return a socket bound to a port that is free on all addresses; the caller has to close it.
 
-    A port is certain to be free only while a socket holds it, so prefer to pass on the socket.
+    The socket does not listen, so no client connects to it by mistake. A port is certain to be free only while a
+    socket holds it, so prefer to pass on the socket.
     """
     try:
-        return socket.socket(fileno=bind(_LOOPBACKS, 0, reuse=False).detach())
+        return bind(wildcard_addresses(0), reuse=False)
     except OSError as problem:
         raise EnvironmentProblem(
-            f"cannot bind a TCP port of this host: {problem}",
-            hint="is the loopback interface up, and are there descriptors left?",
+            f"cannot bind a TCP port of this host: {problem}", hint=shortage_hint(problem.errno)
         ) from None
 
 
 def get_free_port() -> int:
-    """Return a port that is free on loopback now. Another process may take it at any time."""
-    with get_socket_with_port() as listener:
-        port: int = listener.getsockname()[1]
+    """Return a port that is free on all addresses now. Another process may take it at any time."""
+    with get_socket_with_port() as held:
+        port: int = held.getsockname()[1]
         return port
 
 

@@ -9,8 +9,7 @@ server, and returns nothing. Built-in handlers:
 `pyspy_dump`        the same, read by py-spy from outside; `?native` adds C frames
 ==================  ===========================================================================
 
-If a worker has imported torch, torch's own handlers are available too: its flight recorder, its
-profiler, and the handlers that the program registered with torch. Holdfast never imports torch for them.
+If a worker has imported torch, torch's own handlers are available too (`torch_handlers`).
 """
 
 from __future__ import annotations
@@ -20,14 +19,15 @@ import re
 import sys
 import threading
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING
 
+from holdfast.elastic._impl import torch_handlers
 from holdfast.errors import UsageError
 from holdfast.processes.stacks import PySpyFailed, run_py_spy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     Handler = Callable[["Request", "Response"], object]
 
@@ -56,53 +56,6 @@ def stacks_of_this_process() -> str:
     return "\n".join(parts) or "no other thread runs Python\n"
 
 
-MODULE = "torch._C._distributed_c10d"
-
-
-def torch_handler_names() -> list[str]:
-    """Return the names of torch's handlers in this process; none if torch is not imported."""
-    try:
-        return [str(name) for name in sys.modules[MODULE]._get_handler_names()]
-    except (KeyError, AttributeError):
-        return []  # No torch, or one that has no such table.
-
-
-def torch_handler(name: str) -> Handler | None:
-    """Return one of torch's handlers, with the interface of our own."""
-    if name not in torch_handler_names():
-        return None
-    torch: Any = sys.modules[MODULE]
-
-    class TorchRequest(torch._Request):  # type: ignore[misc]
-        def __init__(self, request: Request) -> None:
-            super().__init__()
-            self._request = request
-
-        def body(self) -> str:
-            return self._request.body()
-
-        def get_param(self, key: str) -> str:
-            return self._request.get_param(key)
-
-    class TorchResponse(torch._Response):  # type: ignore[misc]
-        def __init__(self, response: Response) -> None:
-            super().__init__()
-            self._response = response
-
-        def set_content(self, content: str | bytes, content_type: str) -> None:
-            self._response.set_content(content, content_type)
-
-        def set_status(self, status: int) -> None:
-            self._response.set_status(status)
-
-    handler = torch._get_handler(name)
-
-    def call(request: Request, response: Response) -> None:
-        handler(TorchRequest(request), TorchResponse(response))
-
-    return call
-
-
 HANDLERS_MAX = 256
 NAME = re.compile(r"[A-Za-z0-9_.\-]{1,100}")
 
@@ -110,13 +63,15 @@ NAME = re.compile(r"[A-Za-z0-9_.\-]{1,100}")
 class Request:
     """A client's request."""
 
-    def __init__(self, body: bytes = b"", params: dict[str, str] | None = None) -> None:
-        self._body = body
+    def __init__(
+        self, body: bytes = b"", params: dict[str, str] | None = None, query: str = ""
+    ) -> None:
+        self.content, self.query = body, query
         self._params = params or {}
 
     def body(self) -> str:
         """Return the body as text."""
-        return self._body.decode(errors="replace")
+        return self.content.decode(errors="replace")
 
     def get_param(self, key: str) -> str:
         """Return the first parameter of that name in the query; empty if there is none."""
@@ -172,7 +127,7 @@ def handler_names() -> list[str]:
 
     with _lock:
         own = [*_handlers]
-    return sorted({*own, *torch_handler_names()})
+    return sorted({*own, *torch_handlers.torch_handler_names()})
 
 
 def find_handler(name: str) -> Handler | None:
@@ -180,7 +135,9 @@ def find_handler(name: str) -> Handler | None:
 
     with _lock:
         own = _handlers.get(name)
-    return own or torch_handler(name)
+    if own is None and name in torch_handlers.torch_handler_names():
+        return partial(torch_handlers.forward, name)
+    return own
 
 
 def _ping(_request: Request, response: Response) -> None:

@@ -84,7 +84,7 @@ def _respond(request: HttpRequest) -> HttpResponse:
         )
     response = Response()
     try:
-        handler(Request(request.body, _params(request.query)), response)
+        handler(Request(request.body, _params(request.query), request.query), response)
     except BaseException as problem:  # noqa: BLE001 (the caller gets the error)
         why = f"Handler {name} failed: {type(problem).__name__}: {problem}\n"
         return HttpResponse(500, "text/plain", why.encode(errors="replace"))

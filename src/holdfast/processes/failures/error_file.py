@@ -53,9 +53,16 @@ TEXT_CHARS_MAX = 512 * 1024
 class ErrorHandler:
     """Writes the error file of this process. A subclass can write more, or to another place.
 
-    `record` calls `initialize` at the start of each call of the function, `record_exception` when
-    an exception leaves it, and `dump_error_file` when that exception is a `ChildFailedError`.
+    `record` calls `set_entrypoint_fn_name` and `initialize` at the start of each call of the function,
+    `record_exception` when an exception leaves it, `dump_error_file` when that exception is a `ChildFailedError`,
+    and `record_success` when it returns. A handler may lack the methods that are new in PyTorch 2.14 and 2.15.
     """
+
+    _fn_name: str | None = None
+
+    def set_entrypoint_fn_name(self, fn_name: str | None) -> None:
+        """Keep the qualified name of the function as `_fn_name`, for subclasses; None if it has none."""
+        self._fn_name = fn_name
 
     def initialize(self) -> None:
         """Enable the fault handler, which prints the stacks of all threads on a fatal signal."""
@@ -78,6 +85,16 @@ class ErrorHandler:
             e.__dict__["_holdfast_error_file"] = path  # A frozen dataclass rejects `setattr`.
         except Exception as problem:  # noqa: BLE001 (it must not hide the user's exception)
             _print_error(f"cannot write the error file {path}: {describe(problem)}")
+
+    def record_success(self) -> None:
+        """Do nothing; a subclass can report that the function returned. Its exceptions reach the caller."""
+
+    def maybe_enrich_signal_failure_message(self, message: str, error_file: str) -> str:  # noqa: ARG002 (for subclasses)
+        """Return the message of a worker that a signal ended, as the failure report shows it.
+
+        A subclass can add what it knows, such as the error of a device. It runs in the launcher.
+        """
+        return message
 
     def override_error_code_in_rootcause_data(
         self, rootcause_error_file: str, rootcause_error: dict[str, Any], error_code: int = 0
@@ -128,8 +145,31 @@ def _real_stderr() -> Any:
 
 
 def get_error_handler() -> ErrorHandler:
-    """Return the default handler of `record`; replace this function to change it."""
+    """Return the default handler of `record`, and the one that failure reports ask.
+
+    To change it, replace this function, here or in `holdfast.elastic.multiprocessing.errors`.
+    """
     return ErrorHandler()
+
+
+_DEFAULT = get_error_handler
+_TORCH_ELASTIC_PATH = "holdfast.elastic.multiprocessing.errors"
+
+
+def chosen_error_handler() -> ErrorHandler:
+    """Return the handler of `get_error_handler`, which the program may have replaced."""
+    public = getattr(sys.modules.get(_TORCH_ELASTIC_PATH), "get_error_handler", _DEFAULT)
+    return get_error_handler() if public is _DEFAULT else public()
+
+
+def enriched_signal_message(message: str, error_file: str) -> str:
+    """Return the message of a worker that a signal ended, with what the error handler adds; never raises."""
+    try:
+        handler = chosen_error_handler()
+        return str(handler.maybe_enrich_signal_failure_message(message, error_file))
+    except Exception as problem:  # noqa: BLE001 (it must not hide the failure)
+        _print_error(f"the error handler cannot describe the signal: {describe(problem)}")
+        return message
 
 
 def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Callable[P, R | None]:
@@ -139,15 +179,27 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
     must do its work in the call: the decorator does not see what a coroutine, generator or context
     manager does later.
     """
-    handler = error_handler or get_error_handler()
+    handler = error_handler or chosen_error_handler()
 
     @wraps(fn)
     def recorded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        _call_if_defined(handler, "set_entrypoint_fn_name", getattr(fn, "__qualname__", None))
+        result: R | None = None
+        has_returned = False
         with Recording(handler):
-            return fn(*args, **kwargs)
-        return None
+            result = fn(*args, **kwargs)
+            has_returned = True
+        if has_returned:
+            _call_if_defined(handler, "record_success")
+        return result
 
     return recorded
+
+
+def _call_if_defined(handler: ErrorHandler, name: str, *args: object) -> None:
+    method = getattr(handler, name, None)
+    if method is not None:
+        method(*args)
 
 
 class Recording:

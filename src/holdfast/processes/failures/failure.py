@@ -18,7 +18,7 @@ from holdfast.core.blame import Blame, FailureTrace, Suspect, blame
 from holdfast.lazy_dataclass import keyword_field, lazy_dataclass, post_init_field
 from holdfast.processes import signals
 from holdfast.processes.failures import peer_blame, tracebacks
-from holdfast.processes.failures.error_file import read_error_file
+from holdfast.processes.failures.error_file import enriched_signal_message, read_error_file
 from holdfast.processes.failures.report_text import format_report
 
 if TYPE_CHECKING:
@@ -199,6 +199,17 @@ class ProcessFailure:
     def recorded_traceback(self) -> str:
         callstack = _extra_info(self.message).get("py_callstack")
         return callstack.strip("\n") if isinstance(callstack, str) else ""
+
+    def handler_message(self) -> str:
+        """Return what the error handler adds to the message of a worker that a signal ended, if anything.
+
+        Only the node of the worker asks its handler, which may read the worker's files.
+        """
+        if self.exitcode >= 0 or self.host != os.uname().nodename:
+            return ""
+        message = self.message if isinstance(self.message, str) else self.recorded_message()
+        enriched = enriched_signal_message(message, self.error_file)
+        return enriched.removeprefix(message).strip("\n")
 
     def traceback_text(self) -> str:
         """Return the traceback from the error file, or else the last one on standard error."""

@@ -109,10 +109,11 @@ def _cause(failure: ProcessFailure) -> list[str]:
     traceback = recorded or failure.traceback_text()
     message = failure.recorded_message()
     lines = []
-    if message and message.strip() not in traceback:
-        lines += _block(
-            "message   :", tracebacks.readable_lines(message.strip("\n")), TRACEBACK_LINES_MAX
-        )
+    messages = [message] if message and message.strip() not in traceback else []
+    messages += [failure.handler_message()]
+    text = "\n".join(one.strip("\n") for one in messages if one)
+    if text:
+        lines += _block("message   :", tracebacks.readable_lines(text), TRACEBACK_LINES_MAX)
     if traceback:
         label = "traceback :" if recorded else "traceback : (the last one on stderr)"
         lines += _block(label, tracebacks.readable_lines(traceback), TRACEBACK_LINES_MAX)
@@ -154,5 +155,7 @@ def _block(label: str, lines: list[str], lines_max: int) -> list[str]:
 def _one_line(rank: int, failure: ProcessFailure, first_host: str) -> str:
     where = "" if failure.host == first_host else f" on {failure.host}"
     mark = " [consequence: after the stop began]" if failure.consequence else ""
+    added = failure.handler_message().strip().partition("\n")[0]
+    mark = f": {added}{mark}" if added else mark
     who = f"rank {rank} (local_rank: {failure.local_rank}, pid: {failure.pid}){where}"
     return tracebacks.cut_middle([f"  {who}: {failure.summary()}{mark}"], 1)[0]
