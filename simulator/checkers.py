@@ -317,7 +317,8 @@ class NoOlderWorkers(Checker):
     This ignores workers of nodes that the coordinator never knew, and workers of replaced coordinators. With
     `on_lost=run` it also ignores workers of lost nodes, even of nodes that had left the job before. It ignores
     those of a stopped node only if the node was disconnected when it was lost, or shortly before: the node
-    does not know yet that it is lost.
+    does not know yet that it is lost. If a generation started beside such workers, its other members may start under
+    a later coordinator, even if the node has reconnected to it.
     """
 
     def __init__(self, world: World) -> None:
@@ -326,6 +327,8 @@ class NoOlderWorkers(Checker):
         self._excused: dict[int, set[int]] = {}  # Lost incarnations that may still have workers.
         # Generations of replaced coordinators.
         self._started_by_replaced: set[tuple[str, int]] = set()
+        # Incarnations beside whose workers a generation has started, by job and generation.
+        self._beside: dict[tuple[str, int], set[int]] = {}
 
     def decided(self, decision: Decision) -> None:
         before, after = decision.before, decision.after
@@ -352,12 +355,15 @@ class NoOlderWorkers(Checker):
             return  # A successor may continue the generation of a replaced coordinator.
         by = decider.number
         known, excused = self._known.get(by, set()), self._excused.get(by, set())
+        beside = self._beside.setdefault((agent.job.run_id, generation), set())
         for other in agent.job.agents:
             other.enforce_deadline()
             workers, incarnation = other.workers, other.info.incarnation
             if other is agent or not workers.exist or workers.generation >= generation:
                 continue
-            if incarnation in known and incarnation not in excused:
+            if incarnation not in known or incarnation in excused:
+                beside.add(incarnation)
+            elif incarnation not in beside:
                 self.violated(
                     f"{agent.node} starts generation {generation} while workers of generation "
                     f"{workers.generation} still run on {other.node}"

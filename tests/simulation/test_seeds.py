@@ -115,6 +115,7 @@ def test_fixed_faults_on_a_backend_do_not_recur(
         (5571, "everything", 10),
         (3013, "everything", 10),
         (282, "majorities", 11),
+        (5792, "everything", 64),
     ],
 )
 def test_fixed_faults_with_a_coordinator_do_not_recur(seed: int, profile: str, nodes: int) -> None:
