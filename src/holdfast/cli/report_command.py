@@ -18,7 +18,7 @@ from holdfast import console
 from holdfast.cli.parser import CommandParser
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.printable import one_line
-from holdfast.processes.failures.error_file import write_whole
+from holdfast.processes.failures.error_file import replace_file, write_whole
 from holdfast.views.report import model, records
 from holdfast.views.report.html import render
 
@@ -92,11 +92,11 @@ def execute(args: argparse.Namespace) -> None:
         _print(text)
         return
     if not args.output and os.path.islink(output):
-        # Otherwise the owner of the folder could choose which file of this user to overwrite.
         raise UsageError(f"{output} is a symbolic link; name a file with --output")
-
+    # The folder may belong to another user, who could create a link now: it must not be followed.
+    write = write_whole if args.output else replace_file
     try:
-        write_whole(output, text, 0o600)  # It contains the last lines of workers' logs.
+        write(output, text, 0o600)  # It contains the last lines of workers' logs.
     except OSError as problem:
         raise EnvironmentProblem(
             f"cannot write {output}: {problem.strerror or problem}",

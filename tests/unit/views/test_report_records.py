@@ -139,6 +139,19 @@ def test_report_does_not_write_through_a_symlink(tmp_path: Path) -> None:
     assert kept.stat().st_mode & 0o777 == 0o600
 
 
+def test_report_does_not_write_through_a_symlink_created_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_restart().write(tmp_path / "logs")
+    kept, output = tmp_path / "kept", tmp_path / "logs" / "report.html"
+    kept.write_text("mine")
+    output.symlink_to(kept)
+    monkeypatch.setattr(os.path, "islink", lambda _path: False)  # It was not there yet.
+    assert main.dispatch(["report", str(tmp_path / "logs")]) == 0
+    assert kept.read_text() == "mine"
+    assert output.read_text().startswith("<!DOCTYPE html>")
+
+
 def test_only_logs_of_a_killed_job_are_read(tmp_path: Path) -> None:
     node = Timeline()
     node.run()

@@ -328,13 +328,18 @@ def write_whole(path: str, content: bytes, mode: int = 0o666) -> None:
         with open(os.open(place, os.O_WRONLY | os.O_NONBLOCK), "wb") as file:
             file.write(content)
         return
+    replace_file(place, content, mode)
+
+
+def replace_file(path: str, content: bytes, mode: int) -> None:
+    """Write a file atomically. Whatever is at the path is replaced, even a symbolic link. Raises OSError."""
     beside = (
-        f"{place}.{os.urandom(4).hex()}.tmp"  # Nobody can guess this name and put a link there.
+        f"{path}.{os.urandom(4).hex()}.tmp"  # Nobody can guess this name and put a link there.
     )
     try:
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
-        os.replace(beside, place)
+        os.replace(beside, path)
     except BaseException:
         try:
             os.unlink(beside)
