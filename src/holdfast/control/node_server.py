@@ -293,6 +293,8 @@ class NodeServer:
         self._backend: str = handler.get_backend()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._dump: asyncio.Task[list[messages.WorkerStacks]] | None = None
+        self._last_history: asyncio.Task[list[bytes]] | None = None
+        self._next_history: asyncio.Task[list[bytes]] | None = None
         self._usage = Recent()
         """The memory of the workers and the use of GPUs, while clients watch."""
         self._gpus = GpuUtilization()
@@ -770,6 +772,18 @@ class NodeServer:
         return stream.add(generation, files)
 
     async def _history(self, client: Client, query: Query) -> None:
+        # Its computation takes a while, so all queries that arrive during one share the next one.
+        if self._next_history is None:
+            self._next_history = self._spawn(self._compute_history(self._last_history))
+        bodies = await asyncio.shield(self._next_history)
+        for at, body in enumerate(bodies, 1):
+            client.send(Reply(id=query.id, body=body, last=at == len(bodies)))
+
+    async def _compute_history(self, previous: asyncio.Task[list[bytes]] | None) -> list[bytes]:
+        """Return the parts of this node's history, after the previous computation."""
+        if previous is not None:
+            await asyncio.wait([previous])
+        self._last_history, self._next_history = self._next_history, None
         now = time.monotonic()
         bodies, curves, memory = await self._in_agent(
             lambda: (
@@ -781,9 +795,7 @@ class NodeServer:
         # The rest in this thread: the agent's loop should not wait for it.
         points = [[points_of(one) for one in workers] for workers in curves]
         series = series_of_node(points, memory, self._usage.series(now), now)
-        bodies.append(messages.pack(NodeHistory(now=now, series=series)))
-        for at, body in enumerate(bodies, 1):
-            client.send(Reply(id=query.id, body=body, last=at == len(bodies)))
+        return [*bodies, messages.pack(NodeHistory(now=now, series=series))]
 
     async def _stacks(self, client: Client, query: Query) -> None:
         # A dump pauses the workers, so all queries that arrive during one share it.

@@ -260,6 +260,34 @@ def test_gpus_are_read_only_for_those_who_watch(monkeypatch: pytest.MonkeyPatch)
     gpus.close.assert_called()
 
 
+def test_many_queries_at_once_compute_the_history_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = agent_of(1)
+    agent.curves, agent.past_memory = list, []
+    point = ControlPoint(agent, began)
+    server = node_server.NodeServer(point, agent)
+    client, called = Mock(), []
+
+    async def call(function: Callable[[], object]) -> object:
+        called.append(function)
+        await asyncio.sleep(0)
+        return function()
+
+    async def ask() -> None:
+        queries = [Query(id=number, what=HISTORY) for number in range(100)]
+        await asyncio.gather(*(server._history(client, one) for one in queries))
+        await server._history(client, Query(id=100, what=HISTORY))
+
+    monkeypatch.setattr(server, "_in_agent", call)
+    try:
+        server._thread.run(ask(), 10)
+    finally:
+        server.close()
+        point.close()
+    assert len(called) == 2
+    last = [reply.id for (reply,), _ in client.send.call_args_list if reply.last]
+    assert last == [*range(101)]
+
+
 @pytest.mark.parametrize("used", ["streams", "following"])
 def test_connection_of_the_coordinator_stays_open_while_it_has_streams(used: str) -> None:
     agent = agent_of(2)
