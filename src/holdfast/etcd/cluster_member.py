@@ -142,7 +142,9 @@ def remove_orphans(temporary: str) -> None:
     """Remove the folders of members that were killed together with their guard, or by a loss of power."""
     for folder in Path(temporary).glob(f"{FOLDER_PREFIX}*"):
         with contextlib.suppress(OSError):
-            if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+            found = folder.lstat()
+            # In a folder that others can write to, they could have created the lock.
+            if found.st_uid != os.geteuid() or found.st_mode & 0o170_077 != 0o040_000:
                 continue
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:

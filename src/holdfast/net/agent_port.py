@@ -9,6 +9,7 @@ connects over TLS. Presence needs no key: it reveals nothing but an id.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import secrets
 import socket
@@ -23,6 +24,7 @@ from holdfast.core.limits import CONTROL_KEY_BYTES
 from holdfast.core.protocol import ControlPort
 from holdfast.net import addresses, listening
 from holdfast.net.half_open import HalfOpen
+from holdfast.net.peer_user import is_own_user, user_of
 from holdfast.net.presence import PRESENCE_REQUEST
 from holdfast.net.token import choose_token
 from holdfast.wire.handshake import READ_ONLY_ALL_PREFIX, READ_ONLY_PREFIX, control_key
@@ -115,7 +117,7 @@ class AgentPort:
         self._early: list[tuple[socket.socket, str]] = []  # Connections before `serve`.
         self._lock = threading.Lock()  # Guards `_serve` and `_early`.
         self._undecided = HalfOpen(UNDECIDED_MAX)
-        self._watching: set[socket.socket] = set()
+        self._watching = HalfOpen(WATCHERS_MAX, min_s=math.inf)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def fileno(self) -> int:
@@ -150,7 +152,7 @@ class AgentPort:
             self._serve, early, self._early = None, self._early, []
         for connection, _ in early:
             connection.close()
-        for connection in (*self._watching, *self._undecided.since):
+        for connection in (*self._watching.since, *self._undecided.since):
             self._drop(connection)
 
     def _accept(self) -> None:
@@ -193,7 +195,7 @@ class AgentPort:
             self._undecided.remove(connection)
             self._loop.remove_reader(connection)
         if first == PRESENCE_REQUEST:
-            self._send_presence(connection)
+            self._send_presence(connection, address)
         else:
             self._pass_to_server(connection, address)
 
@@ -201,7 +203,8 @@ class AgentPort:
         assert self._loop is not None
         if self._undecided.is_full:
             self._drop(self._undecided.next_to_close()[0])
-        self._undecided.add(connection, address, self._loop.time())
+        user = _stranger_at(connection)
+        self._undecided.add(connection, address, self._loop.time(), user=user)
         self._loop.add_reader(connection, partial(self._decide, connection, address, waited=True))
         self._loop.call_later(FIRST_BYTES_S, self._expire, connection)
 
@@ -209,12 +212,13 @@ class AgentPort:
         if connection in self._undecided.since:
             self._drop(connection)
 
-    def _send_presence(self, connection: socket.socket) -> None:
-        if not self.presence_id or len(self._watching) >= WATCHERS_MAX:
+    def _send_presence(self, connection: socket.socket, address: str) -> None:
+        assert self._loop is not None
+        user, now = _stranger_at(connection), self._loop.time()
+        if not self.presence_id or not self._has_room(address, user, now):
             connection.close()
             return
-        assert self._loop is not None
-        self._watching.add(connection)
+        self._watching.add(connection, address, now, user=user)
         try:
             connection.recv(len(PRESENCE_REQUEST))
             addresses.keep_alive(connection)
@@ -223,6 +227,14 @@ class AgentPort:
             self._loop.add_reader(connection, self._drop, connection)
         except OSError:
             self._drop(connection)
+
+    def _has_room(self, address: str, user: int | None, now: float) -> bool:
+        """Whether another watcher has room, if necessary that of an address with more than its share."""
+        if self._watching.is_full and not self._watching.rejects(address, user):
+            other, at = self._watching.next_to_close()
+            if now >= at:
+                self._drop(other)
+        return not self._watching.is_full
 
     def _pass_to_server(self, connection: socket.socket, address: str) -> None:
         with self._lock:
@@ -247,11 +259,17 @@ class AgentPort:
 
     def _drop(self, connection: socket.socket) -> None:
         """Close a connection that has ended, or that sent unexpected data."""
-        self._watching.discard(connection)
+        self._watching.remove(connection)
         self._undecided.remove(connection)
         if self._loop is not None and connection.fileno() >= 0:
             self._loop.remove_reader(connection)
         connection.close()
+
+
+def _stranger_at(connection: socket.socket) -> int | None:
+    """Return the user at the other end of a connection, if it is another user of this host."""
+    user = user_of(connection)
+    return None if is_own_user(user) else user
 
 
 def open_agent_port(

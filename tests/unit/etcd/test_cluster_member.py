@@ -181,16 +181,18 @@ def test_process_that_holds_a_port_is_named(offset: int) -> None:
 
 
 def test_stale_folders_are_removed_and_used_ones_kept(tmp_path: Path) -> None:
-    folders = [tmp_path / f"holdfast-ha-{name}" for name in ("left", "used", "new")]
+    folders = [tmp_path / f"holdfast-ha-{name}" for name in ("left", "shared", "used", "new")]
     for folder in folders:
-        (folder / "data").mkdir(parents=True)
-    for folder in folders[:2]:
+        folder.mkdir(0o700)
+        (folder / "data").mkdir()
+    for folder in folders[:3]:
         (folder / "lock").touch()
+    folders[1].chmod(0o777)  # Another user may have created the lock.
     (tmp_path / "holdfast-ha-link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "lock").touch()
-    with (folders[1] / "lock").open("w") as held:
+    with (folders[2] / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         remove_orphans(str(tmp_path))
-    assert [folder.exists() for folder in folders] == [False, True, True]
+    assert [folder.exists() for folder in folders] == [False, True, True, True]
     assert (tmp_path / "elsewhere" / "lock").exists()

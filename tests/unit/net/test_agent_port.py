@@ -155,6 +155,31 @@ async def test_watchers_are_limited_and_may_not_send(
         port.close()
 
 
+@in_loop
+async def test_watchers_from_one_address_leave_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agent_port, "WATCHERS_MAX", 4)
+    port = opened()
+    flood = []
+    try:
+        for _ in range(6):
+            reader, writer = await asyncio.open_connection(
+                HERE, port.number, local_addr=("127.0.0.2", 0)
+            )
+            flood.append(writer)
+            writer.write(PRESENCE_REQUEST)
+            with suppress(ConnectionResetError):
+                await reader.readline()
+        watcher = Watcher(port.number, port.presence_id)
+        assert await watcher.next() is PresenceObservation.SEEN
+        assert watcher.task.done() is False
+    finally:
+        port.close()
+        for writer in flood:
+            writer.close()
+
+
 def listening(backlog: int = 8) -> socket.socket:
     """Return the listening socket of another process."""
     return socket.create_server((HERE, 0), backlog=backlog)

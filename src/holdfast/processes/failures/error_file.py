@@ -333,9 +333,7 @@ def write_whole(path: str, content: bytes, mode: int = 0o666) -> None:
 
 def replace_file(path: str, content: bytes, mode: int) -> None:
     """Write a file atomically. Whatever is at the path is replaced, even a symbolic link. Raises OSError."""
-    beside = (
-        f"{path}.{os.urandom(4).hex()}.tmp"  # Nobody can guess this name and put a link there.
-    )
+    beside = f"{path}.{os.urandom(4).hex()}.tmp"  # Nobody can guess this name and put a link there.
     try:
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
