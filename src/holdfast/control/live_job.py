@@ -402,6 +402,15 @@ class LiveJob:
     @property
     def end(self) -> JobEnd | None:
         """How the job ended, according to the coordinator or to all its nodes; None if it runs."""
+        found, told = self._reported_end(), self._told
+        if found is None:
+            return told
+        # The last message has the reason; events have only the outcome.
+        has_reason = told is not None and told.outcome is found.outcome and told.why
+        return msgspec.structs.replace(found, why=told.why) if told and has_reason else found
+
+    def _reported_end(self) -> JobEnd | None:
+        """Return how the job ended, according to its state and its events."""
         header, ended, ends = self.header, self._job_ended, self._run_ends
         if header.outcome or ended is not None:
             return JobEnd(
@@ -410,7 +419,7 @@ class LiveJob:
                 wall=ended.wall if ended is not None else None,
             )
         if "" not in ends and not (self.nodes and all(one.node in ends for one in self.nodes)):
-            return self._told
+            return None
         last = max(ends.values(), key=lambda one: one.wall)
         found = [
             NodeEnd(_run_end(one.outcome), header.generation, one.wall) for one in ends.values()
@@ -603,6 +612,7 @@ class LiveJob:
     ) -> GenerationRow:
         one, before = merged[at], merged[at - 1] if at else None
         following = merged[at + 1] if at + 1 < len(merged) else None
+        is_newest = following is None
         ending = end_of(
             one,
             following,
@@ -613,7 +623,11 @@ class LiveJob:
         if how is GenerationEnd.REGROUPED and one.number in self._broken:
             how = GenerationEnd.LOST  # No worker failed, so a node was lost.
         is_known = how is not GenerationEnd.UNKNOWN
-        end = one.stopping_at if ending.is_over else self.updated_at
+        end = one.stopping_at if ending.is_over else None
+        if (
+            end is None and is_newest
+        ):  # It runs, or nobody reported its end before the job was over.
+            end = self.updated_at
         ran_s = None if end is None or one.started_at is None else max(0.0, end - one.started_at)
         return GenerationRow(
             number=one.number,

@@ -160,15 +160,16 @@ def status_text(job: JobSummary, unreached: Sequence[str] = ()) -> str:
     head += f", {name} {share(goodput.share if goodput is not None else None)}"
     lines = [
         head,
-        f"nodes {job.members} of {job.min_nodes}:{job.max_nodes}, {job.present} connected",
+        f"nodes {job.members} of {job.min_nodes}:{job.max_nodes}"
+        + ("" if job.outcome else f", {job.present} connected"),
         f"restarts {job.restarts} of {job.max_restarts}",
     ]
     lines += delays_of(job)
     lines += _progress_lines(job)
     if job.why:
-        lines.append(f"last change: {job.why}")
+        lines.append(f"{'reason' if job.outcome else 'last change'}: {job.why}")
     rows = [["#", "NODE", "HOST", "STATE", "RANKS", "WORKERS", "STEP", "HEARTBEAT", "RSS"]]
-    rows += [_node_row(node, job.phase) for node in sorted(job.nodes, key=_node_order)]
+    rows += [_node_row(node, job) for node in sorted(job.nodes, key=_node_order)]
     lines += ["", table(rows).rstrip("\n")]
     if unreached:
         lines += ["", "no report:", *(f"  {line}" for line in unreached[:UNREACHED_SHOWN])]
@@ -189,7 +190,8 @@ def _progress_lines(job: JobSummary) -> list[str]:
     if found.total > 0:
         step = max(0, found.step_min)
         parts.append(f"step {step:,} of {found.total:,} ({share(min(1.0, step / found.total))})")
-        parts.append(f"ETA {duration(found.eta_s)}")
+        if not job.outcome:
+            parts.append(f"ETA {duration(found.eta_s)}")
     if found.loss is not None:
         parts.append(f"loss {loss_text(found.loss)}")
     return [f"progress: {', '.join(parts)}"] if parts else []
@@ -199,7 +201,9 @@ def _node_order(node: NodeSummary) -> tuple[bool, int, str]:
     return node.rank < 0, node.rank, node.node
 
 
-def _node_row(node: NodeSummary, job_phase: str) -> list[str]:
+def _node_row(node: NodeSummary, job: JobSummary) -> list[str]:
+    """Return the row of a node; after the end of the job, it has no state and no running workers."""
+    is_over = bool(job.outcome)
     ranks = "-"
     if node.first_rank >= 0:
         last = node.first_rank + node.size - 1
@@ -213,13 +217,13 @@ def _node_row(node: NodeSummary, job_phase: str) -> list[str]:
         str(node.rank) if node.rank >= 0 else "-",
         node.node,
         node.host,
-        state_of(node, job_phase),
+        "-" if is_over else state_of(node, job.phase),
         ranks,
-        f"{running}/{node.size}" if workers else "-",
+        f"{running}/{node.size}" if workers and not is_over else "-",
         (str(min(steps)) if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}")
         if steps
         else "-",
-        f"{max(ages):.1f} s" if ages else "-",
+        f"{max(ages):.1f} s" if ages and not is_over else "-",
         f"{rss / 1e6:.0f} MB" if rss else "-",
     ]
 

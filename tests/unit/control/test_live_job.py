@@ -241,6 +241,28 @@ def test_end_according_to_the_coordinator_decides() -> None:
     assert job.end == JobEnd(outcome=RunEnd.STOPPED, why="enough", wall=7.0)
 
 
+def test_end_has_the_reason_of_the_last_message() -> None:
+    job = watched(3, nodes=1)
+    ended = EventRecord(wall=9.0, kind=EventKind.RUN_ENDED, outcome="stopped", text="stopped")
+    job.add_event(ended)
+    job.ended("lost", "all its agents have exited", 9.5)
+    assert job.end == JobEnd(outcome=RunEnd.STOPPED, why="stopped", wall=9.0)
+    job = watched(3, nodes=1)
+    job.add_event(ended)
+    job.ended("stopped", "stop requested by ann@login: enough", 9.5)
+    assert job.end == JobEnd(
+        outcome=RunEnd.STOPPED, why="stop requested by ann@login: enough", wall=9.0
+    )
+
+
+def test_last_generation_ran_until_the_job_ended() -> None:
+    job = watched(3, nodes=1)
+    running = Generation(number=0, started_at=1001.0)
+    job.add_history(1003.0, "node000", [NodeHistory(now=1003.0, generations=[running])])
+    job.ended("stopped", "enough", 9.5)
+    assert [(one.is_over, one.ran_s) for one in job.generations] == [(True, 2.0)]
+
+
 def test_only_failed_and_lost_generations_are_failures() -> None:
     job = LiveJob()
     for number, why in enumerate(("all joined", "ann asked", "b was lost", "c joined")):

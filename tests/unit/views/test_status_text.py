@@ -31,6 +31,17 @@ def test_status_has_no_line_about_progress_that_nobody_reports() -> None:
     assert "progress" not in status_text(summary(5.0))
 
 
+def test_status_of_a_job_that_is_over_shows_nothing_as_running() -> None:
+    more = {"total": 200, "eta_s": 75.0}
+    lines = status_text(
+        summary(5.0, nodes=1, more=more, outcome="stopped", why="enough")
+    ).splitlines()
+    assert lines[1:5] == [
+        "nodes 1 of 1:1", "restarts 0 of 3", "progress: step 50 of 200 (25.0 %)", "reason: enough",
+    ]  # fmt: skip
+    assert lines[-1].split()[:7] == ["0", "node000", "host000", "-", "0-1", "-", "50"]
+
+
 def test_loss_is_short() -> None:
     found = [loss_text(loss) for loss in (2.314159, 1.2e-05, 123456.0, -0.5, "inf", None)]
     assert found == ["2.314", "1.2e-05", "1.235e+05", "-0.5", "inf", "-"]

@@ -345,6 +345,9 @@ async def test_unreachable_job_stays_on_the_screen() -> None:
         assert "failed" in lines[0]
         assert "rank 3 failed" in lines[2]
         assert len(app.page.table.rows) == 6
+        assert not [line for line in lines if "running" in line]
+        await pilot.press("r")
+        assert not isinstance(app.screen, ConfirmScreen), "nothing can be restarted"
         await pilot.press("q")
     assert app.return_code == 0
     app._show()  # A change at the last moment.

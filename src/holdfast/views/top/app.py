@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import os
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
+import msgspec
 from rich.cells import chop_cells
 from textual import on
 from textual.app import App
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from holdfast.control.job_client import JobClient
     from holdfast.control.live_job import NodeRow, RankRow
+
+Row = TypeVar("Row", "RankRow", "NodeRow")
 
 SHOW_S = 0.1
 """Changes within this time are shown together."""
@@ -235,11 +238,11 @@ class JobScreen(Screen[None]):
         if name == "nodes":
             return [
                 one
-                for one in job.nodes
+                for one in self._as_last_reported(job.nodes)
                 if (one.mark or not self.only_marked)
                 and self._is_wanted(f"{one.node} {one.host} {one.state} {one.mark}")
             ]
-        rows = job.ranks
+        rows = self._as_last_reported(job.ranks)
         if self.only_marked:
             rows = [row for row in rows if row.mark]
         if self.wanted:
@@ -254,6 +257,12 @@ class JobScreen(Screen[None]):
                 )
             ]
         return rows if self.sort == "rank" else sorted(rows, key=SORTS[self.sort])
+
+    def _as_last_reported(self, rows: list[Row]) -> list[Row]:
+        """Return ranks or nodes; after the end of the job, without a state, because nothing runs."""
+        if not self.job.is_over:
+            return rows
+        return [msgspec.structs.replace(row, state="", mark="") for row in rows]
 
     def _is_wanted(self, text: str) -> bool:
         return self.wanted.lower() in text.lower()
@@ -395,6 +404,10 @@ class JobScreen(Screen[None]):
         self._confirm(Action.STOP, f"Stop {job.run_id}?", what)
 
     def _confirm(self, action: Action, title: str, consequence: str, node: str = "") -> None:
+        if self.job.is_over:
+            self.notify("the job is over", severity="warning")
+            return
+
         def answered(reason: str | None) -> None:
             if reason is not None:
                 self.run_worker(self._request(action, node, reason))

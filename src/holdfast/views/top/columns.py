@@ -89,7 +89,8 @@ def _name(text: Callable[[Any], str], kind: str = "") -> Callable[[Any, int], li
 
 
 def _state(row: Any, width: int) -> list[Cell]:
-    return [(shortened(row.state, width), _kind_of_state(row.state))]
+    kind = _kind_of_state(row.state) if row.state else "dim"
+    return [(shortened(row.state or "-", width), kind)]
 
 
 def _mark(row: Any, _width: int) -> list[Cell]:
@@ -244,7 +245,11 @@ def head(job: LiveJob, width: int, now: float) -> list[list[Cell]]:
             (f" of {one.total:,}" if one.total > 0 else "", "dim"),
         ],
         [(rate_text(one.rate), ""), (" steps/s" if width >= 100 else "/s", "dim")],
-        *([[("ETA ", "dim"), (duration(one.eta_s), "")]] if one.total > 0 else []),
+        *(
+            [[("ETA ", "dim"), (duration(one.eta_s), "")]]
+            if one.total > 0 and not job.is_over
+            else []
+        ),
         [("cores ", "dim"), (_cores(one.cpu), "")],
         [("mem ", "dim"), (memory(one.rss_bytes), "")],
     ]
