@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chaos.machine_network import address
+from holdfast.net.addresses import Address
+from holdfast.net.listening import is_local
 from network_teams import NetworkCluster, finish, wait_for_group
 from other_users import STRANGER, as_user
 from real_jobs import PATIENCE_S
@@ -156,6 +158,8 @@ def test_another_user_of_the_stores_host_is_refused_at_every_address(
         port = int(cluster.next_start().master_endpoint.rpartition(":")[2])
         pids = wait_for_group(cluster, *"ab")
         inside = cluster.agents["a"].pid
+        second = Address(socket.AF_INET, (SECOND_ADDRESS, 0))
+        assert as_user(0, lambda: str(is_local(second)), inside) == "True"
         for source in sources:
             output = as_user(STRANGER, lambda source=source: attack(source, port), inside)  # type: ignore[misc]
             assert output == "refused" or output.startswith("ConnectionResetError"), source

@@ -257,24 +257,7 @@ def is_local(address: Address) -> bool:
     """Whether an address belongs to this machine."""
     if addresses.is_loopback(address.ip) or addresses.is_unspecified(address.ip):
         return True
-    where, *rest = address.sockaddr
-    with socket.socket(address.family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((where, 0, *rest[1:]))
-        except OSError:
-            return False
-    # With `ip_nonlocal_bind` any address can be bound, so connect instead: the kernel chooses the target itself as
-    # the source only if the machine has that address. Connecting a datagram socket sends nothing.
-    with socket.socket(address.family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((where, 9, *rest[1:]))
-        except OSError:
-            return False
-        return _without_zone(str(probe.getsockname()[0])) == _without_zone(address.ip)
-
-
-def _without_zone(ip: str) -> str:
-    return ip.partition("%")[0]
+    return peer_user.is_own_address(address.ip)
 
 
 def _bind_error(host: str, port: int, problem: OSError) -> EnvironmentProblem:

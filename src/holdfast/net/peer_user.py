@@ -13,6 +13,7 @@ If the kernel supports neither `sock_diag` nor `/proc/net/tcp`, the owner is `UN
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -34,13 +35,15 @@ REQUEST = struct.Struct("=BBBBI")
 OWNER_AT = HEADER.size + 4 + 48 + 12  # After the socket's states, addresses, timer and queues.
 OWNER = struct.Struct("=II")
 REPLY_BYTES_MAX = 4096
-RTM_NEWROUTE, RTM_GETROUTE = 24, 26
+NLMSG_ERROR, RTM_NEWROUTE, RTM_GETROUTE = 2, 24, 26
 RTN_LOCAL = 2
 RTA_DST = 1
 ROUTE = struct.Struct(
     "=BBBBBBBBI"
 )  # Family, lengths, service, table, protocol, scope, type, flags.
 ATTRIBUTE = struct.Struct("=HH")
+ERROR = struct.Struct("=i")
+NO_ROUTE = (-errno.ENETUNREACH, -errno.EHOSTUNREACH)
 NO_OWNER = -1
 """The owner of a socket whose process has closed it."""
 UNKNOWN = -2
@@ -129,8 +132,11 @@ def is_own_address(ip: str) -> bool:
         reply = _exchange(socket.NETLINK_ROUTE, RTM_GETROUTE, request)
     except OSError:
         reply = b""
-    if reply and HEADER.unpack_from(reply)[1] == RTM_NEWROUTE:
+    kind = HEADER.unpack_from(reply)[1] if reply else 0
+    if kind == RTM_NEWROUTE:
         return bool(ROUTE.unpack_from(reply, HEADER.size)[7] == RTN_LOCAL)
+    if kind == NLMSG_ERROR and ERROR.unpack_from(reply, HEADER.size)[0] in NO_ROUTE:
+        return False
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((socket.inet_ntop(family, address), 0))
