@@ -520,12 +520,13 @@ def _sweep(parent: str) -> None:
 
 
 def _is_leftover(folder: str) -> bool:
-    """Whether a folder belongs to this user and is old enough to be a leftover."""
+    """Whether a folder belongs to this user alone and is old enough to be a leftover."""
     try:
         found = os.lstat(folder)
     except OSError:
         return False
-    return found.st_uid == os.getuid() and time.time() - found.st_mtime > SWEPT_AGE_S
+    is_private = found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return is_private and time.time() - found.st_mtime > SWEPT_AGE_S
 
 
 def _names_in(folder: str) -> list[str]:
