@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 WORKER = """
-import os, sys
+import os, sys, threading
 from torch._C._distributed_c10d import _register_handler, _WorkerServer
 from holdfast.elastic._impl.worker_server import WorkerServer
 
@@ -41,6 +41,7 @@ def bad(request, response):
 _register_handler("own", own)
 _register_handler("bad", bad)
 _register_handler("quiet", lambda request, response: None)
+_register_handler("hang", lambda request, response: threading.Event().wait())
 theirs, ours = _WorkerServer(sys.argv[1]), WorkerServer(sys.argv[2])
 
 def where_the_worker_is():
@@ -59,11 +60,14 @@ class Worker:
 
     def __init__(self, folder: Path) -> None:
         self.theirs, self.ours = str(folder / "theirs"), str(folder / "ours")
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
         self.process = subprocess.Popen(
             [sys.executable, "-c", WORKER, self.theirs, self.ours],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env={**os.environ, "TMPDIR": str(self.temporary)},
             text=True,
         )
         assert self.process.stdout is not None
@@ -101,7 +105,7 @@ def test_response_of_every_handler_is_torchs(worker: Worker) -> None:
     names = set(json.loads(send_request(worker.theirs, "GET", "/handler/")[2]))
     assert names >= {"ping", "own", "fr_trace_json", "wait_counter_values"}
     # These have tests of their own, or count the requests.
-    names -= {"bad", "dump_traceback", "pyspy_dump", "quiet", "wait_counter_values"}
+    names -= {"bad", "dump_traceback", "hang", "pyspy_dump", "quiet", "wait_counter_values"}
     for what in (
         *sorted(f"{name}?a=1%202+3&a=4&includecollectives=false" for name in names),
         "fr_trace_json?backend=gloo",
@@ -228,8 +232,14 @@ def test_torchs_client_gets_its_responses(worker: Worker, monkeypatch: pytest.Mo
 # The last test: it ends the worker.
 
 
-def test_only_our_socket_is_removed_at_the_end(worker: Worker) -> None:
-    assert worker.end() == "True False\n"
+def test_worker_ends_during_a_request_and_removes_its_sockets(worker: Worker) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(worker.ours)
+        client.sendall(b"POST /handler/hang HTTP/1.1\r\nHost: worker\r\n\r\n")
+        while "hang" not in send_request(worker.ours, "POST", "/handler/dump_traceback")[2]:
+            pass
+        assert worker.end() == "True False\n"
+    assert list(worker.temporary.iterdir()) == []
 
 
 FAILING = """
