@@ -26,8 +26,8 @@ examples:
   python tests/peers/defects/show.py clock_skew       one
   python tests/peers/defects/show.py --list           only their names
 
-A line begins with "shown" where torchrun of PyTorch 2.13.0 has the defect; the exit code is 0 if
-all were shown. Two scripts need root, for a network of their own. docs/track-record.md describes
+A line begins with "shown" where torchrun has the defect, as in PyTorch 2.13.0 and 2.15.0; the exit
+code is 0 if all were shown. Two scripts need root, for a network of their own. docs/track-record.md describes
 each defect, and what Holdfast does instead.
 """
 
@@ -86,7 +86,7 @@ def main() -> int:
         print("\n".join(scripts))
         return 0
     if not os.access(Path(sys.executable).parent / "torchrun", os.X_OK):
-        parser.error(f"no torchrun next to {sys.executable}; install torch 2.13.0 there")
+        parser.error(f"no torchrun next to {sys.executable}; install torch 2.13.0 or newer there")
     every_one = True
     for name in args.names or scripts:
         shown, line = run(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from benchmarks.launching import WORKERS
 from defects.show import names, title_of
 
 ROOT = Path(__file__).parents[3]
@@ -43,3 +44,10 @@ def test_every_test_that_is_named_exists() -> None:
         if file not in files or f"def {test}(" not in files[file].read_text()
     ]
     assert missing == []
+
+
+def test_every_program_that_a_script_starts_exists() -> None:
+    scripts = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    started = {one for text in scripts for one in re.findall(r"WORKERS / \"([^\"]+)\"", text)}
+    assert started
+    assert [one for one in sorted(started) if not (WORKERS / one).exists()] == []
