@@ -14,6 +14,7 @@ owner can read it: errors of workers may contain secrets. There are no times: th
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,12 @@ class StoryFile:
                 f"{source}: cannot write {path!r}: {problem.strerror}; accepted: a file, or "
                 "- for standard error"
             ) from None
+        found = os.fstat(self._fd)
+        if stat.S_ISREG(found.st_mode) and found.st_uid != os.geteuid() and path != STDERR:
+            os.close(self._fd)
+            raise UsageError(
+                f"{source}: {path!r} belongs to another user (uid {found.st_uid}); accepted: a file of yours"
+            )
         self._writer = SideThread("holdfast-story", WRITE_S)
 
     def __enter__(self) -> Self:

@@ -12,6 +12,7 @@ from holdfast.cli.story_command import read
 from holdfast.core.machine import Event, Story
 from holdfast.errors import UsageError
 from holdfast.launcher.story_file import StoryFile
+from other_users import STRANGER
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,6 +113,15 @@ def test_machines_write_steps_while_story_file_is_entered(
     one.record(2.0, None, Event(), [])
     assert steps(capsys, path) == ["n1/supervision#2", "n1/session#1"]
     assert os.stat(path).st_mode & 0o777 == 0o600  # Errors of workers may contain secrets.
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_story_is_not_written_to_a_file_of_another_user(tmp_path: Path) -> None:
+    path = tmp_path / "story"
+    path.touch(0o666)
+    os.chown(path, STRANGER, -1)
+    with pytest.raises(UsageError, match="belongs to another user"):
+        StoryFile(str(path), source="--story")
 
 
 def test_story_output_has_no_control_characters(
