@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from dashboards import await_agents
 from real_jobs import HOLDFAST, PATIENCE_S, Job, holdfast
-from real_teams import OBEY, Cluster
+from real_teams import OBEY, Cluster, free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -199,6 +200,22 @@ def test_stacks_of_all_nodes_are_grouped(tmp_path: Path) -> None:
         assert "2 ranks (0-1): reducing, train.py:" in summary
         assert "rank 2: reading, train.py:" in summary
         assert set(cluster.finish(starts).values()) == {0}
+
+
+@pytest.mark.parametrize("backend", ["c10d", "etcd"])
+def test_node_that_cannot_join_is_seen_and_names_the_problem(tmp_path: Path, backend: str) -> None:
+    flags = ("--rdzv-backend", backend, "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
+    conf = ("--rdzv-conf", "is_host=false") if backend == "c10d" else ()
+    with Job(tmp_path, "", "--nnodes", "2:3", "--rdzv-id", "early", *flags, *conf) as job:
+        await_agents(job.agent.pid)
+        text, _ = printed("status", "early")
+        assert "job 'early': forming, generation -" in text
+        assert re.search(r"no connection to \S+ .*: connection refused", text)
+        _, problem = printed("stop", "early", code=69)
+        assert "this node has not joined the job: no connection to" in problem
+        assert problem.endswith(f"only a signal stops this agent: kill {job.agent.pid}\n")
+        job.signal(signal.SIGTERM)
+        assert job.end()[0] == STOPPED
 
 
 def test_killed_agent_is_not_listed(tmp_path: Path) -> None:

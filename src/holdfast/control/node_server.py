@@ -32,6 +32,7 @@ from holdfast.core.limits import DURATION_S_MAX, WHY_CHARS_MAX
 from holdfast.core.phases import JobOutcome, NodePhase, NodeRole
 from holdfast.core.protocol import Request
 from holdfast.core.requests import RequestRefusal
+from holdfast.core.rounds import JobPhase
 from holdfast.core.supervision import StopReason
 from holdfast.net.loop_thread import LoopThread
 from holdfast.observe import lifecycle
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from holdfast.control.history import History
     from holdfast.control.port_server import PortServer
     from holdfast.coordinator.connections import ClientConnection
+    from holdfast.core.job_settings import JobSettings
     from holdfast.wire.messages import Message
 
     Kept = tuple[float, lifecycle.LifecycleEvent]
@@ -574,6 +576,12 @@ class NodeServer:
         return self._membership is not None and self._membership.control.has_coordinator
 
     @property
+    def _join_problem(self) -> str:
+        """Why this node cannot join its job; empty if it has joined, or if nothing prevents it."""
+        membership = self._membership
+        return membership.problem() if membership is not None and membership.view is None else ""
+
+    @property
     def _is_alone(self) -> bool:
         """Whether the job has one node. A user's own rendezvous handler may have connected more."""
         return self._membership is None and (self._agent.group.group_world_size or 1) == 1
@@ -593,7 +601,11 @@ class NodeServer:
             self._reply(self._describe_agent(client, query), client, query)
         elif what == messages.CONTACTS and isinstance(client, SocketClient):
             self._reply(self._contacts(client, query), client, query)
-        elif what == messages.STATUS and not self._has_coordinator:
+        elif what == messages.ACT and isinstance(client, SocketClient) and self._join_problem:
+            why = f"this node has not joined the job: {self._join_problem}"
+            why = f"{why}; only a signal stops this agent: kill {os.getpid()}"
+            self._refuse(client, query, RequestRefusal.NO_ANSWER, why)
+        elif what == messages.STATUS and (not self._has_coordinator or self._join_problem):
             self._reply(self._status(client, query), client, query)
         elif what == messages.REPORT and is_for_here:
             self._reply(self._send_report(client, query), client, query)
@@ -676,7 +688,7 @@ class NodeServer:
     async def _contacts(self, client: Client, query: Query) -> None:
         """Reply with the addresses of the other agents of a job that has no coordinator."""
         found = messages.Contacts()
-        if self._membership is not None:
+        if self._membership is not None and not self._join_problem:
             found = await _read_stored(self._membership.control.contacts)
         size = messages.CONTACTS_AT_ONCE
         for at in range(0, max(1, len(found.contacts)), size):
@@ -690,10 +702,14 @@ class NodeServer:
         client.send(Reply(id=query.id, body=messages.pack(await self._own_report())))
 
     async def _status(self, client: Client, query: Query) -> None:
-        """Reply with the state of a job that has no coordinator."""
+        """Reply with the state of a job that has no coordinator, or that this node cannot join."""
         report = await self._own_report()
         if self._membership is None:
             summary = own_summary(self._agent, report)
+        elif problem := self._join_problem:
+            summary = summary_before_joining(
+                self._agent, report, self._membership.settings, problem
+            )
         else:
             found = await _read_stored(self._membership.control.summary)
             if found is None:
@@ -914,7 +930,7 @@ def ending_of(agent: ControlledAgent, history: History) -> RunEnding:
     why = {
         RunEnd.SUCCEEDED: StopReason.SUCCEEDED.value,
         RunEnd.STOPPED: agent.machine.request_text,
-        RunEnd.LEFT: StopReason.SIGNAL.value,
+        RunEnd.LEFT: history.end_error,
     }.get(end, cause or "an error of the agent ended it")
     return RunEnding(why, OUTCOMES[end].value)
 
@@ -923,6 +939,25 @@ def node_name(agent: ControlledAgent) -> str:
     """Return the name of this node in its job."""
     handler: object = agent.group.spec.rdzv_handler
     return getattr(handler, "node_id", "") or host_label()
+
+
+def summary_before_joining(
+    agent: ControlledAgent, report: NodeReport, settings: JobSettings, problem: str
+) -> JobSummary:
+    """Return what a node knows about a job that it cannot join: only itself, and the problem."""
+    summary = own_summary(agent, report)
+    report = msgspec.structs.replace(report, activity=one_line(problem, WHY_CHARS_MAX))
+    node = msgspec.structs.replace(summary.nodes[0], rank=-1, first_rank=-1, report=report)
+    return msgspec.structs.replace(
+        summary,
+        phase=JobPhase.FORMING.value,
+        round=-1,
+        members=0,
+        present=0,
+        min_nodes=settings.min_nodes,
+        max_nodes=settings.max_nodes,
+        nodes=[node],
+    )
 
 
 def own_summary(agent: ControlledAgent, report: NodeReport) -> JobSummary:

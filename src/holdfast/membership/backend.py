@@ -176,7 +176,7 @@ class BackendMembership(ThreadedMembership):
             now,
             run_id=self.run_id,
             info=self._info,
-            settings=self._settings,
+            settings=self.settings,
             timeouts=self._timeouts,
             draw=random.random,
             # From the clock, so that fences still grow if the state is lost on all nodes.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.coordinator.connect import CoordinatorConnector
+    from holdfast.core.job_settings import JobSettings
     from holdfast.core.phases import NodePhase
     from holdfast.core.protocol import Failure, Request, View
     from holdfast.membership.loop_heartbeat import LoopHeartbeat
@@ -55,6 +56,7 @@ class Membership(Protocol):
     """
 
     run_id: str
+    settings: JobSettings
     hosting: bool
     """Whether all other nodes depend on this process."""
     heartbeat: LoopHeartbeat

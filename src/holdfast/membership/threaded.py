@@ -125,7 +125,7 @@ class ThreadedMembership:
 
     def __init__(self, *, run_id: str, info: NodeInfo, settings: JobSettings) -> None:
         self.run_id = run_id
-        self._info, self._settings = info, settings
+        self._info, self.settings = info, settings
         self._mailbox = Mailbox(info.incarnation)
         self.heartbeat = self._mailbox.heartbeat
         self._thread: LoopThread | None = None
@@ -162,7 +162,7 @@ class ThreadedMembership:
         A coordinator that is not running yet is not an error.
         """
         try:
-            check(Status(seq=0, run_id=self.run_id, info=self._info, settings=self._settings))
+            check(Status(seq=0, run_id=self.run_id, info=self._info, settings=self.settings))
         except BadMessage as error:
             raise UsageError(f"this node cannot join {self.run_id!r}: {error}") from None
         self._mailbox.open()
@@ -291,7 +291,7 @@ class ThreadedMembership:
             now,
             run_id=self.run_id,
             info=self._info,
-            settings=self._settings,
+            settings=self.settings,
             timeouts=timeouts,
             draw=random.random,
         )
