@@ -59,7 +59,7 @@ def last_shown(watch: subprocess.Popen[str]) -> dict[str, Any]:
     [
         (signal.SIGUSR1, "succeeded", "all workers succeeded"),
         (signal.SIGUSR2, "failed", "rank 0 failed: exit code 3"),
-        (signal.SIGTERM, "stopped", "a signal was received"),
+        (signal.SIGTERM, "stopped", "agent {pid} received SIGTERM (termination request)"),
     ],
 )
 def test_watch_of_one_node_ends_with_its_outcome(
@@ -75,7 +75,7 @@ def test_watch_of_one_node_ends_with_its_outcome(
                 subprocess.run(["kill", f"-{order.value}", str(worker)], check=True)
             end = last_shown(watch)
         job.end()
-    assert (end["outcome"], end["why"]) == (outcome, why)
+    assert (end["outcome"], end["why"]) == (outcome, why.format(pid=job.agent.pid))
 
 
 @in_loop

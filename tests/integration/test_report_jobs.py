@@ -106,7 +106,7 @@ def test_running_and_killed_jobs_have_reports(tmp_path: Path) -> None:
         job.signal(signal.SIGKILL)
         job.end()
     report = report_of(tmp_path / "logs")
-    assert report["outcome"]["state"] == "killed"
+    assert report["outcome"]["state"] == "lost"
     assert report["generations"][0]["last_step"] == 7
     assert [(one["rank"], one["text"]) for one in report["tails"]] == [(0, "loading\n")]
 

@@ -674,6 +674,8 @@ class History:
         self.began_at = began_at
         self.ended_at: float | None = None
         self.run_end = RunEnd.LOST
+        self.end_error = ""
+        """The error that the agent raised at the end of its run, in one line."""
         self.generations: dict[int, Generation] = {}
         """The newest generations by number, in the order of their starts."""
         self.node_state = NodeState.JOINING
@@ -859,6 +861,7 @@ class History:
         self._standby_s, self._standby_since = self.standby_s(event.at), None
         how = event.state or event.cut_short
         self.run_end = RunEnd(how) if how in ENDS else RunEnd.ERROR
+        self.end_error = error_line(event.error)
         self.job_state = JOB_STATES.get(self.run_end, self.job_state)
         self.node_state = NodeState.DONE
         for end in event.outcomes:
@@ -1021,6 +1024,13 @@ def goodput_of(nodes: Iterable[SpentTime]) -> Goodput | None:
     lost_s = max(wanted_s - useful_s for wanted_s, useful_s in times)
     share = min(1.0, max(0.0, 1.0 - lost_s / longest_s))  # A damaged record may contradict itself.
     return Goodput(share, not by_steps)
+
+
+def error_line(error: str) -> str:
+    """Return the last line of a traceback, without the name of the class."""
+    line = error.strip().rpartition("\n")[2]
+    head, colon, rest = line.partition(": ")
+    return rest if colon and " " not in head else line
 
 
 def delays_of(job: JobSummary) -> list[str]:

@@ -99,7 +99,7 @@ def test_killed_job_ends_with_its_last_entry() -> None:
     node.generation(0, 2.0, 3.0)
     node.steps(0, 5.0, 0, 25, 1.0)
     report = report_of(node)
-    assert report.outcome.state == "killed"
+    assert report.outcome.state == "lost"
     assert report.duration_s == pytest.approx(30.0)
     assert report.generations[0].end == "unknown"
     assert costs_of(report)["useful"] == 25.0
@@ -124,7 +124,7 @@ AFTER_A_NODE_LEFT = {
     "stopped": ("stopped", "the job was stopped", "stopped"),
     "left": ("stopped", "agent 7 received SIGTERM", "stopped"),
     "error": ("error", "only 1 of 2 nodes came", "error"),
-    "": ("killed", "no end is recorded: its agents were killed, or run on other machines", "lost"),
+    "": ("lost", "no end is recorded: its agents were killed, or run on other machines", "lost"),
 }
 
 

@@ -49,7 +49,7 @@ VERDICTS = {
     "standby": "Standby",
     "error": "Error",
     "running": "Running",
-    "killed": "Killed",
+    "lost": "Lost",
 }
 
 

@@ -24,6 +24,7 @@ from holdfast.control.history import (
     RunEnd,
     Stage,
     end_of,
+    error_line,
     goodput_of,
     job_end,
     merge,
@@ -67,7 +68,7 @@ class OutcomeEntry(Struct, kw_only=True):
     """How the job ended."""
 
     state: str
-    """`succeeded`, `failed`, `stopped` (by signals or a request), `left`, `error`, `standby`, `running` or `killed`."""
+    """`succeeded`, `failed`, `stopped` (by signals or a request), `left`, `error`, `standby`, `running` or `lost`."""
     reason: str
     """One line; the first failure of a failed job."""
 
@@ -378,7 +379,7 @@ class _Description:
             node_spans=_ends_of(node_spans, GENERATIONS_SHOWN * 100),
             failures=failures,
             progress=self._progress(),
-            tails=self._tails() if outcome.state in ("killed", "running") else [],
+            tails=self._tails() if outcome.state in ("lost", "running") else [],
             environment=self._environment(),
             notes=self.notes,
         )
@@ -478,13 +479,13 @@ class _Description:
                 )
             case RunEnd.LOST:
                 return OutcomeEntry(
-                    state="killed",
+                    state="lost",
                     reason="no end is recorded: its agents were killed, or run on other machines",
                 )
         one = max(
             (one for one in self.nodes if self.node_ends[id(one)] is self.job_end), key=self._end_of
         )
-        reason = _error_line(one.end.error) if one.end is not None else ""
+        reason = _first_line(error_line(one.end.error)) if one.end is not None else ""
         if self.job_end is RunEnd.LEFT:
             reason = (
                 f"{one.run.node or one.host.name} left the job: {reason}; no folder shows its end"
@@ -572,7 +573,7 @@ class _Description:
         state = self.node_ends[id(node)]
         reason = "its record has no end" if state is RunEnd.LOST else ""
         if node.end is not None:
-            reason = _error_line(node.end.error)
+            reason = _first_line(error_line(node.end.error))
         last = node.last
         return NodeEntry(
             name=node.run.node,
@@ -644,7 +645,7 @@ class _Description:
                 "The records do not show when a lost node died. The time until its loss was "
                 "detected counts as useful."
             )
-        if outcome.state == "killed":
+        if outcome.state == "lost":
             notes.append(
                 "No end of the job is recorded; the report ends with the last entry in these folders."
             )
@@ -686,12 +687,6 @@ def _first_line(text: str) -> str:
 
 def _last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2]
-
-
-def _error_line(error: str) -> str:
-    """Return the message of a traceback, without the name of the class."""
-    head, colon, rest = _last_line(error).partition(": ")
-    return _first_line(rest if colon and " " not in head else head + colon + rest)
 
 
 def _of_nodes(text: str, count: int) -> str:
