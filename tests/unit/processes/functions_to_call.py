@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import threading
 import time
@@ -31,6 +32,11 @@ def fail(why: str) -> None:
     raise RuntimeError(why)
 
 
+def fail_if_told(fails: bool) -> None:
+    if fails:
+        raise RuntimeError("told to fail")
+
+
 def leave_at_once(code: int) -> None:
     os._exit(code)
 
@@ -52,6 +58,17 @@ def use_all(queue: Any, event: Any, lock: Any, pipe: Any) -> str:
     answer = pipe.recv()
     assert event.wait(60)
     return str(answer)
+
+
+def is_alive_after_return(pipe: Any, returns_first: bool) -> bool:
+    """Return whether the worker that returns first is alive a moment later; the other one can tell."""
+    if returns_first:
+        pipe.send(os.getpid())
+        return True
+    pidfd = os.pidfd_open(pipe.recv())
+    has_ended = bool(select.select([pidfd], [], [], 0.2)[0])
+    os.close(pidfd)
+    return not has_ended
 
 
 def put_and_return(queue: Any, items: list[Any]) -> int:

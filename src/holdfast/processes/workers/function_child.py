@@ -11,7 +11,8 @@ travel only between the agent and its own children, over private pipes.
 A signal that stops a worker raises in the function (`function_signals.py`).
 
 The worker sends its value as one pickle over a pipe. A worker that exits with code 0 without a
-value did not return, and counts as failed.
+value did not return, and counts as failed. A worker that has returned stays until all workers of its
+node have returned (`await_peers`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 CALL_FD = CONTROL_FD = 3
 RESULT_FD = PREPARATION_FD = 4
 TRACKER_FD = 5
-ARGUMENTS_FD = 6  # The first of the descriptors that the arguments need.
+PEERS_FD = 6
+ARGUMENTS_FD = 7  # The first of the descriptors that the arguments need.
 
 # The largest return value, in bytes of its pickle. The agent holds the values of all its workers at
 # once; use a file or shared memory for larger data.
@@ -72,10 +74,11 @@ class Packed:
         self.fds.append(fd)
         return ARGUMENTS_FD + len(self.fds) - 1
 
-    def passed_fds(self, result_fd: int, tracker_fd: int) -> dict[int, int]:
+    def passed_fds(self, result_fd: int, peers_fd: int, tracker_fd: int) -> dict[int, int]:
         """Return the worker's descriptors: from the number in the worker to the number here."""
         tracker = {TRACKER_FD: tracker_fd} if tracker_fd >= 0 else {}
-        return {RESULT_FD: result_fd, **tracker, **dict(enumerate(self.fds, ARGUMENTS_FD))}
+        arguments = dict(enumerate(self.fds, ARGUMENTS_FD))
+        return {RESULT_FD: result_fd, PEERS_FD: peers_fd, **tracker, **arguments}
 
 
 def pack_preparation(name: str) -> bytes:
@@ -146,8 +149,10 @@ def _name_of(fn: Callable[..., Any]) -> str:
 # In the worker.
 
 
-def call_and_return(fn: Callable[..., Any], args: tuple[Any, ...], result_fd: int) -> None:
-    """Call the function and send back its value; exceptions pass through."""
+def call_and_return(
+    fn: Callable[..., Any], args: tuple[Any, ...], result_fd: int, peers_fd: int
+) -> None:
+    """Call the function, send back its value, and wait for the other workers; exceptions pass through."""
     try:
         value = record(fn)(*args)
     except SystemExit as leaving:
@@ -158,6 +163,24 @@ def call_and_return(fn: Callable[..., Any], args: tuple[Any, ...], result_fd: in
     assert data is not None
     with open(result_fd, "wb") as result:
         result.write(data)
+    _flush_streams()
+    await_peers(peers_fd)
+
+
+def await_peers(fd: int) -> None:
+    """Wait until all workers of this node have returned, as in TorchElastic.
+
+    Until then, a worker may serve its peers, for example with a store. The wait also gives native threads
+    time to finish: if a thread of PyTorch's gloo releases its last tensor after the interpreter has begun to
+    exit, the process aborts.
+    """
+    try:
+        os.write(fd, b"r")
+        os.read(fd, 1)
+    except OSError:
+        pass  # The agent has exited, or the function has closed the descriptor.
+    else:
+        os.close(fd)
 
 
 def pack_value(value: object, name: str) -> bytes:
@@ -264,7 +287,7 @@ def prepare(preparation: bytes) -> None:
 
 
 def main() -> None:
-    """Run as a `spawn` worker: read the call from descriptor 3, write its value to 4."""
+    """Run as a `spawn` worker: read the call from a descriptor, write its value to another."""
     sys.excepthook = _show_without_own_frames
     with open(CALL_FD, "rb") as stream:
         preparation, data, has_tracker = pickle.load(stream)  # noqa: S301 (our agent's)
@@ -274,7 +297,7 @@ def main() -> None:
         RaisedSignals().begin()
         record(prepare)(preparation)
         fn, args = pickle.loads(data)  # noqa: S301 (our agent's)
-        call_and_return(fn, args, RESULT_FD)
+        call_and_return(fn, args, RESULT_FD, PEERS_FD)
     except SignalException as stop:
         _finalize_interpreter()
         die_of(stop.sigval)
@@ -347,7 +370,7 @@ def run_packed(
         if TRACKER_FD in passed:
             use_tracker(TRACKER_FD)
         fn, args = pickle.loads(data)  # noqa: S301 (our agent's)
-        call_and_return(fn, args, RESULT_FD)
+        call_and_return(fn, args, RESULT_FD, PEERS_FD)
 
     return call_in_fork(unpack_and_call)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 from typing import TYPE_CHECKING
 
 from holdfast.defaults import START_METHODS
@@ -61,6 +62,33 @@ class ReturnedValue:
             self.write_fd = -1
 
 
+class Returns:
+    """The connection by which workers tell that they have returned, and wait until all have.
+
+    All workers share one end. Each writes one byte, and reads one.
+    """
+
+    def __init__(self, nprocs: int) -> None:
+        ours, theirs = socket.socketpair()
+        self.fd, self.workers_fd = ours.detach(), theirs.detach()
+        os.set_blocking(self.fd, False)
+        self._missing = nprocs
+        self._nprocs = nprocs
+
+    def take(self) -> None:
+        """Note which workers have returned; let all exit if none is missing."""
+        try:
+            self._missing -= len(os.read(self.fd, READ_BYTES))
+        except BlockingIOError:
+            return
+        if self._missing == 0:
+            os.write(self.fd, b"e" * self._nprocs)
+
+    def close(self) -> None:
+        os.close(self.fd)
+        os.close(self.workers_fd)
+
+
 class FunctionGroup(RunningGroup):
     """Workers that call `entrypoint(*args[rank])`. The result contains the value of each."""
 
@@ -73,6 +101,7 @@ class FunctionGroup(RunningGroup):
         super().__init__(spec, **resources)
         self.start_method = spec.start_method
         self._returned: dict[int, ReturnedValue] = {}
+        self._returns: Returns | None = None
         self._unpickled: dict[int, Any] = {}
 
     def result(self) -> RunProcsResult:
@@ -88,6 +117,8 @@ class FunctionGroup(RunningGroup):
 
     def _start(self) -> None:
         self._choose_cpus()
+        self._returns = Returns(self.nprocs)
+        self._watch(self._returns.fd, self._returns.take)
         starter = {
             "spawn": self._start_spawned,
             "forkserver": self._start_from_server,
@@ -107,7 +138,7 @@ class FunctionGroup(RunningGroup):
             returned = self._expect_value(rank)
             passed = {
                 function_child.CALL_FD: call_fd,
-                **packed.passed_fds(returned.write_fd, tracker_fd),
+                **packed.passed_fds(returned.write_fd, self._peers_fd, tracker_fd),
             }
             try:
                 self._spawn(rank, command, passed)
@@ -134,7 +165,7 @@ class FunctionGroup(RunningGroup):
         tracker_fd = function_child.tracker_fd()
         for rank, packed in zip(ranks, calls, strict=True):
             returned = self._expect_value(rank)
-            passed = packed.passed_fds(returned.write_fd, tracker_fd)
+            passed = packed.passed_fds(returned.write_fd, self._peers_fd, tracker_fd)
             try:
                 self._spawn(rank, None, passed, call=(packed.data, list(passed)))
             finally:
@@ -158,8 +189,15 @@ class FunctionGroup(RunningGroup):
     def _run_in_fork(self, rank: int) -> int:
         result_fd = self._returned[rank].write_fd
         return function_child.call_in_fork(
-            lambda: function_child.call_and_return(self._callable(), self.args[rank], result_fd)
+            lambda: function_child.call_and_return(
+                self._callable(), self.args[rank], result_fd, self._peers_fd
+            )
         )
+
+    @property
+    def _peers_fd(self) -> int:
+        assert self._returns is not None
+        return self._returns.workers_fd
 
     def _callable(self) -> Callable[..., Any]:
         assert callable(self.entrypoint)
@@ -197,6 +235,10 @@ class FunctionGroup(RunningGroup):
             self._unwatch(returned.read_fd)
             returned.close_read()
         self._returned.clear()
+        if self._returns is not None:
+            self._unwatch(self._returns.fd)
+            self._returns.close()
+            self._returns = None
 
 
 def file_in_memory(data: bytes) -> int:
