@@ -284,7 +284,7 @@ def execute(args: argparse.Namespace) -> None:
     if not os.environ.get("TORCHELASTIC_ERROR_FILE"):
         run(args)
         return
-    with error_file.Recording(error_file.chosen_error_handler()):
+    with error_file.recording():
         run(args)
 
 

@@ -14,6 +14,7 @@ import pytest
 from holdfast.processes.failures import error_file as errors
 from holdfast.processes.failures.error_file import record
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
+from holdfast.processes.workers.function_child import call_and_return
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,8 +130,9 @@ def test_failing_handler_does_not_hide_the_exception(tmp_path: Path) -> None:
 class Recorder(errors.ErrorHandler):
     """A handler that records its calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, fails: bool = False) -> None:
         self.calls: list[str | None] = []
+        self.fails = fails
 
     def set_entrypoint_fn_name(self, fn_name: str | None) -> None:
         super().set_entrypoint_fn_name(fn_name)
@@ -144,11 +146,12 @@ class Recorder(errors.ErrorHandler):
 
     def record_success(self) -> None:
         self.calls.append("success")
-        raise LookupError("the handler is broken")
+        if self.fails:
+            raise LookupError("the handler is broken")
 
 
 def test_handler_learns_the_name_of_the_function_and_that_it_returned() -> None:
-    handler = Recorder()
+    handler = Recorder(fails=True)
 
     def main(outcome: BaseException | None) -> int:
         if outcome is not None:
@@ -165,6 +168,17 @@ def test_handler_learns_the_name_of_the_function_and_that_it_returned() -> None:
     assert recorded(SystemExit(0)) is None
     start = [main.__qualname__, "initialize"]
     assert handler.calls == [*start, "success", *start, "OSError", *start]
+
+
+def test_handler_of_a_function_worker_learns_of_that_function_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handler = Recorder()
+    monkeypatch.setattr(errors, "get_error_handler", lambda: handler)
+    reading, writing = os.pipe()
+    call_and_return(len, ("ab",), writing)
+    os.close(reading)
+    assert [one for one in handler.calls if one != "initialize"] == ["len", "success"]
 
 
 def test_handler_without_the_newer_methods_is_accepted() -> None:

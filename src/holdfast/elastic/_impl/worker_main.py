@@ -16,7 +16,7 @@ from functools import wraps
 from typing import TYPE_CHECKING
 
 from holdfast.elastic._impl.worker_server import WorkerServer
-from holdfast.processes.failures.error_file import record
+from holdfast.processes.failures.error_file import record, recording
 from holdfast.processes.worker_socket import socket_path
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class WorkerMain:
         return record(main)
 
     def __enter__(self) -> None:
-        self._server = record(start_server)()
+        with recording():
+            self._server = start_server()
 
     def __exit__(
         self,

@@ -202,8 +202,13 @@ def _call_if_defined(handler: ErrorHandler, name: str, *args: object) -> None:
         method(*args)
 
 
+def recording() -> Recording:
+    """Return a context that records an exception of its block as `record` does; a handler learns of no success."""
+    return Recording(chosen_error_handler())
+
+
 class Recording:
-    """Does what `record` does, for a block."""
+    """Records an exception of a block with a handler."""
 
     def __init__(self, handler: ErrorHandler) -> None:
         self._handler = handler

@@ -26,7 +26,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from holdfast.errors import UsageError
-from holdfast.processes.failures.error_file import record, without_own_frames
+from holdfast.processes.failures.error_file import record, recording, without_own_frames
 from holdfast.processes.signals import SignalException
 from holdfast.processes.workers.function_signals import RaisedSignals, die_of
 
@@ -159,8 +159,10 @@ def call_and_return(
         if leaving.code is not None:
             raise
         value = None  # `sys.exit()` means what `sys.exit(0)` does.
-    data = record(pack_value)(value, _name_of(fn))
-    assert data is not None
+    data = b""
+    with recording():
+        data = pack_value(value, _name_of(fn))
+    assert data
     with open(result_fd, "wb") as result:
         result.write(data)
     _flush_streams()
@@ -295,7 +297,8 @@ def main() -> None:
         use_tracker(TRACKER_FD)
     try:
         RaisedSignals().begin()
-        record(prepare)(preparation)
+        with recording():
+            prepare(preparation)
         fn, args = pickle.loads(data)  # noqa: S301 (our agent's)
         call_and_return(fn, args, RESULT_FD, PEERS_FD)
     except SignalException as stop:
@@ -362,7 +365,8 @@ def run_packed(
 
     def unpack_and_call() -> None:
         if import_error is not None:
-            record(fail_with)(import_error)
+            with recording():
+                fail_with(import_error)
         data, passed = call
         for fd in reserved:
             if fd not in passed:
