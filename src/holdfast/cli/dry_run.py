@@ -7,6 +7,7 @@ line names. On a machine of the `--ha` list it runs `etcd --version`.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast import console
 from holdfast.agent.spec import WorkerGroup, WorkerSpec, run_script_path
 from holdfast.agent.watchdogs import ENABLE_ENV, FILE_ENV, TRUE_WORDS
 from holdfast.agent.worker_processes import place_workers, substitute_local_rank, worker_environment
@@ -174,15 +176,20 @@ def _has_token(conf: RendezvousConfig, params: RendezvousParameters) -> bool:
 
 
 def _check_etcd(params: RendezvousParameters) -> None:
-    """Raise if this machine is in the `--ha` list and cannot run its member."""
-    from holdfast.etcd.cluster_list import FLAG, parse_machines
+    """Raise if this machine is in the `--ha` list and cannot run its member; warn if it is there twice."""
+    from holdfast.etcd.cluster_list import FLAG, ClusterList, parse_machines
     from holdfast.etcd.optional_h11 import require_h11
-    from holdfast.etcd.own_entry import own_entries
+    from holdfast.etcd.own_entry import own_entries, shared_machine
     from holdfast.etcd.runner import find_etcd
 
     require_h11()
-    if any(True for _ in own_entries(parse_machines(params.endpoint))):
-        find_etcd(FLAG)
+    of = ClusterList(run_id=params.run_id, machines=parse_machines(params.endpoint))
+    own = next(own_entries(of.machines), None)
+    if own is None:
+        return
+    find_etcd(FLAG)
+    if warning := asyncio.run(shared_machine(of, of.names[own])):
+        console.warning(warning)
 
 
 def _check_output(config: LaunchConfig) -> str:

@@ -135,8 +135,9 @@ def suggestion(word: str, known: Sequence[str]) -> str:
         if length >= PREFIX_CHARS_MIN and len(fitting) == 1:
             return f"did you mean {fitting[0]}?"
     similarity = RDZV_SIMILARITY_MIN if name.startswith(RDZV) else SIMILARITY_MIN
-    close = get_close_matches(name, known, n=SUGGESTIONS_MAX, cutoff=similarity)
-    return f"did you mean {close[0]}?" if close else ""
+    bare = {one.lstrip("-"): one for one in known}  # The dashes are similar in all flags.
+    close = get_close_matches(name.lstrip("-"), bare, n=SUGGESTIONS_MAX, cutoff=similarity)
+    return f"did you mean {bare[close[0]]}?" if close else ""
 
 
 def _describe_ambiguous(message: str) -> str:

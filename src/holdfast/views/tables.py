@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from holdfast.control.history import delays_of, goodput_of, progress_of, state_of
+from holdfast.rendezvous.handler import host_label
 from holdfast.views.terminal_text import TerminalText
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def agent_row(agent: AgentIdentity) -> dict[str, Any]:
         "generation": _known(agent.generation),
         "workers": agent.workers,
         "pid": agent.pid,
-        "node": agent.node or "-",
+        "node": agent.node or host_label(),  # The only node of a job is called like this host.
         "at": agent.endpoint or "this host",
         "program": agent.program,
         "age": duration(agent.elapsed_s),

@@ -74,8 +74,8 @@ def explain_silent_close(tls: bool, psk: bool = False) -> str:
             "(set tls_cert and tls_key there, or remove tls_ca here), or not a coordinator"
         )
     return (
-        "it closed the connection without a response: it is a coordinator with TLS "
-        "(set tls_ca or tls=psk here), or not a coordinator"
+        "it closed the connection without a response: it uses TLS (set tls_ca or tls=psk here), "
+        "it has just exited, or it is another program"
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast import console
 from holdfast.cli import main
 from holdfast.rendezvous import handler_registry
 
@@ -135,6 +136,21 @@ def test_dry_run_on_a_machine_of_the_ha_list_needs_etcd(
     words = ["--dry-run", "--nnodes", "3", "--ha", "127.0.0.1,b.invalid,c.invalid"]
     assert main.run_command([*words, "--rdzv-id", "x", "train.py"]) == 78
     assert "/nowhere/etcd" in capsys.readouterr().err
+
+
+def test_dry_run_warns_if_the_ha_list_names_one_machine_twice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    etcd = tmp_path / "etcd"
+    etcd.write_text("#!/bin/sh\necho 'etcd Version: 3.4.23'\n")
+    etcd.chmod(0o700)
+    monkeypatch.setenv("TORCHELASTIC_ETCD_BINARY_PATH", str(etcd))
+    warnings: list[str] = []
+    monkeypatch.setattr(console, "warning", warnings.append)
+    words = ["--dry-run", "--ha", "127.0.0.1:2000,127.0.0.1:3000", "--rdzv-id", "x"]
+    assert main.run_command([*words, "train.py"]) == 0
+    same = "127.0.0.1:2000 and 127.0.0.1:3000 are the same machine"
+    assert [same in one for one in warnings].count(True) == 1
 
 
 def test_plug_in_is_looked_up_but_not_called(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,6 +49,7 @@ MISTAKES = """\
 --max-restart-count 3 x | --max-restart-count: unknown flag; did you mean --max-restarts?
 --nprocs 2 train.py | --nprocs: unknown flag; did you mean --nproc-per-node?
 --rdzv_timeout 2 x | --rdzv_timeout: unknown flag; set rendezvous settings with --rdzv-conf KEY=VALUE
+--version train.py | --version: unknown flag; see holdfast run --help
 --zzzzzz=1 train.py | --zzzzzz=1: unknown flag; see holdfast run --help
 --max-restarts x x | --max-restarts: 'x' is invalid; accepted: a whole number from 0
 --master-port 70000 x | --master-port: '70000' is invalid; accepted: a whole number from 0 to 65535

@@ -16,6 +16,7 @@ from holdfast.control.live_job import LiveJob
 from holdfast.core.supervision import StopReason
 from holdfast.observe.metrics.job_metrics import JobMetrics
 from holdfast.observe.metrics.prometheus import render
+from holdfast.rendezvous.handler import host_label
 from holdfast.views import tables
 from holdfast.views.dashboard.watched_job import WatchedJob
 from holdfast.views.report import html, records
@@ -158,6 +159,7 @@ async def test_no_view_shows_a_goodput_or_a_generation_before_workers_were_start
     assert {
         row["generation"] for row in (tables.agent_row(here), tables.local_job_row([here]))
     } == {None}
+    assert tables.agent_row(here)["node"] == host_label(), "as status calls the only node"
     assert "generation -" in views.top
     assert "goodput -" in views.top
     page = await views.dashboard()
