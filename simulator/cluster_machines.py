@@ -7,7 +7,8 @@ entry is committed once a majority has it. At every commit of any cluster, the s
 - the leader has all entries that its cluster ever committed, so no member has forgotten its votes;
 - at most one machine of the list is not a voter.
 
-No member of a list with others restarts with data that its etcd may have damaged.
+No cluster is opened to the nodes of the job while a machine that responds is not a member, unless that takes long. No
+member of a list with others restarts with data that its etcd may have damaged.
 
 The owner provides the clock and the timers.
 """
@@ -18,6 +19,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from holdfast.core.etcd.cluster import (
+    OPEN_S,
     AcceptProposal,
     BootstrapProposed,
     ClusterMember,
@@ -28,6 +30,7 @@ from holdfast.core.etcd.cluster import (
     MemberEvent,
     MemberState,
     NoData,
+    OpenCluster,
     PortsHeld,
     ProbedState,
     ProbeMachines,
@@ -61,6 +64,10 @@ class Split(AssertionError):
     """An older cluster committed after a newer one, or a cluster lost committed entries."""
 
 
+class OpenedEarly(AssertionError):
+    """The nodes of the job may use a cluster that lacks a machine which is about to become a member."""
+
+
 class Cluster:
     """A cluster: its voters and how many entries it committed."""
 
@@ -68,6 +75,7 @@ class Cluster:
         self.name = name
         self.voters = voters
         self.decided = 0
+        self.is_open = False
         self.lock: tuple[str, float] | None = None
 
 
@@ -92,6 +100,10 @@ class SimMachine:
         self.frozen = False
         self.life = 0
         self.waiting: list[MemberEvent] = []  # Events that arrived while it was frozen.
+        self.seen: dict[
+            str, int
+        ] = {}  # Machines that responded since it became empty, and in which life.
+        self.ready_at = 0.0
 
     @property
     def votes(self) -> bool:
@@ -142,6 +154,7 @@ class SimMembers:
         if machine.member is not None:
             return
         machine.life += 1
+        machine.seen = {}
         machine.member = self._member(
             machine=name,
             machines=tuple(self.machines),
@@ -235,7 +248,7 @@ class SimMembers:
     def _perform(self, machine: SimMachine, effect: object) -> None:
         match effect:
             case StartProbeServer(incarnation):
-                machine.probed_as = incarnation
+                machine.probed_as, machine.seen = incarnation, {}
             case StopProbeServer():
                 machine.probed_as = None
             case ProbeMachines(names):
@@ -265,6 +278,21 @@ class SimMembers:
                 self._boot(machine, machine.data)
             case DropEtcd():
                 machine.data, machine.etcd_runs = None, False
+            case OpenCluster():
+                assert machine.data is not None
+                self._open(machine, machine.data.cluster)
+
+    def _open(self, machine: SimMachine, cluster: Cluster) -> None:
+        if cluster.is_open:
+            return
+        cluster.is_open = True
+        for name, life in machine.seen.items():
+            other = self.machines[name]
+            is_member = other.data is not None and other.data.cluster is cluster
+            if is_member or other.life != life or other.member is None or other.frozen:
+                continue
+            if self.now < machine.ready_at + OPEN_S:
+                raise OpenedEarly(f"{machine.name} opens {cluster.name} without {name}")
 
     def _boot(self, machine: SimMachine, data: Data) -> None:
         machine.data, life = data, machine.life
@@ -309,6 +337,8 @@ class SimMembers:
 
             def arrive() -> None:
                 if self._is_same_process(machine, life):
+                    if state is not None:
+                        machine.seen[name] = other.life
                     self.deliver(machine, MachineProbed(name, state))
 
             self.after(self._delay(), arrive)
@@ -362,7 +392,7 @@ class SimMembers:
                 for one in group:
                     assert one.data is not None
                     if not one.data.was_ready:
-                        one.data.was_ready = True
+                        one.data.was_ready, one.ready_at = True, self.now
                         self.deliver(one, EtcdReady(cluster.name))
 
     def _commit(self, cluster: Cluster, group: list[SimMachine]) -> None:

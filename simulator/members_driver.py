@@ -169,6 +169,8 @@ class MembersDriver(EtcdDriver):
         if not group:
             if self.alive:
                 self.world.kill_coordinator(host_too=self._rng.random() < 0.5)
+        elif not active_cluster.is_open:
+            return
         elif not self.alive:
             self.world.start_coordinator()
         elif self._leader not in group:

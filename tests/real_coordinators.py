@@ -18,7 +18,7 @@ from holdfast.core.protocol import NodeInfo, View
 from holdfast.core.session import SessionTimeouts
 from holdfast.core.supervision import ViewReceived
 from holdfast.membership.coordinator import CoordinatorMembership
-from holdfast.membership.interface import random_incarnation
+from holdfast.membership.interface import ProtectionChanged, random_incarnation
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake
 from holdfast.wire.messages import Message, decode
@@ -94,7 +94,7 @@ def fault(connection: CoordinatorMembership) -> CoordinatorLost | JoinRefused:
         ready, _, _ = select.select([connection], [], [], max(0.0, deadline - time.monotonic()))
         assert ready, f"no event; {connection.problem()}"
         for event in connection.take():
-            if not isinstance(event, ViewReceived):
+            if not isinstance(event, (ViewReceived, ProtectionChanged)):
                 return event
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chaos.machine_network import MachineNetwork
+    from holdfast.wire.messages import JobSummary
 
 
 LISTED = 3
@@ -202,6 +203,32 @@ def test_unsafe_etcd_killed_on_a_majority_restarts_no_member_with_its_data(
             agent.signal(signal.SIGTERM)
         assert set(cluster.codes().values()) == {128 + signal.SIGTERM}
         assert cluster.folders() == []
+
+
+def test_nodes_learn_whether_the_job_survives_a_loss(tmp_path: Path, listed: str) -> None:
+    with OwnCluster(tmp_path, "2:3", listed) as cluster:
+        cluster.form("a", "b")
+        missing = listed.rsplit(",", maxsplit=1)[-1]
+        for agent in cluster.agents.values():
+            agent.wait_for_output(f"the job is not protected: {missing} is not a member")
+        assert summary_of(cluster).missing == missing
+        cluster.start("c")
+        for agent in cluster.agents.values():
+            if agent.name != "c":  # It joins when the job is protected, or just before.
+                agent.wait_for_output("the job is protected")
+        assert summary_of(cluster).missing == ""
+        assert set(cluster.finish(cluster.generation(3)).values()) == {0}
+
+
+def summary_of(cluster: OwnCluster) -> JobSummary:
+    of = cluster_list(parse_machines(cluster.endpoint), cluster.run_id, environ={})
+    with (
+        closing(Certificates(of)) as made,
+        EtcdClient(of.client_settings(made.certificate_files)) as client,
+    ):
+        summary, _ = read_job(client, cluster.run_id)
+    assert summary is not None
+    return summary
 
 
 def test_leader_killed_with_its_member_is_detected_immediately(tmp_path: Path, listed: str) -> None:

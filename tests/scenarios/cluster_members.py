@@ -40,6 +40,7 @@ from holdfast.core.etcd.cluster import (
     Propose,
     ReportMajorityLost,
     ReportProgress,
+    ReportProtection,
     Serving,
     StartAddedEtcd,
     StartNewEtcd,
@@ -150,6 +151,12 @@ def described(effect: Any) -> str:
             parts = [("empty", empty), ("unreachable", unreachable), ("leaderless", leaderless)]
             text = "; ".join(f"{name} {' '.join(names)}" for name, names in parts if names)
             return f"report: {state.value}{f' ({text})' if text else ''}"
+        case ReportProtection(machines):
+            return (
+                f"report: unprotected without {' '.join(machines)}"
+                if machines
+                else "report: protected"
+            )
         case ReportMajorityLost(machines):
             return f"report: majority lost at {' '.join(machines)}"
     words = "".join(f" {one.lower()}" if one.isupper() else one for one in type(effect).__name__)

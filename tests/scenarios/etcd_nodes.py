@@ -75,6 +75,7 @@ from holdfast.core.etcd.etcd_session import (
     OpenRequested,
     ReportClosed,
     ReportLeft,
+    ReportMissing,
     ReportOpened,
     SessionEvent,
 )
@@ -182,6 +183,8 @@ class EtcdNode:
                 case DeliverMessage(Ack() as ack):
                     patience = f", patience {ack.patience}" if ack.patience else ""
                     self._log(f"ack of status {ack.seq} of {ack.incarnation}{patience}")
+                case ReportMissing(machines):
+                    self._log(f"missing: {machines}" if machines else "none are missing")
                 case ReportLeft():
                     self._log("has left")
                 case ReportUnreadable(key, _node, why):

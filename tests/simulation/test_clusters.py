@@ -9,7 +9,7 @@ from cluster_worlds import World, run_faults
 
 from holdfast.core.etcd.cluster import Bootstrap, ClusterMember, DropEtcd, MemberEffect, MemberState
 from simulator import Machines, simulate
-from simulator.cluster_machines import Split
+from simulator.cluster_machines import OpenedEarly, Split
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +75,23 @@ def test_a_broken_rule_splits_the_cluster(size: int, broken: dict[str, Any]) -> 
             run_faults(World(seed, size, **broken), FAULTS_S)
 
     with pytest.raises(Split):
+        run_seeds()
+
+
+class OpensAtOnce(ClusterMember):
+    """Lets the nodes use the cluster once a majority serves."""
+
+    def _protect(self, now: float) -> list[MemberEffect]:
+        self._expected.clear()
+        return super()._protect(now)
+
+
+def test_opening_without_a_machine_that_responds_is_detected() -> None:
+    def run_seeds() -> None:
+        for seed in range(SEEDS_MAX):
+            run_faults(World(seed, 3, member=OpensAtOnce), FAULTS_S)
+
+    with pytest.raises(OpenedEarly):
         run_seeds()
 
 

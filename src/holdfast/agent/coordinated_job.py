@@ -17,9 +17,10 @@ from holdfast.core.phases import JobOutcome, NodePhase, NodeRole
 from holdfast.core.protocol import Failure, View
 from holdfast.core.supervision import State
 from holdfast.errors import JobStopped
-from holdfast.membership.interface import JoinRefused
+from holdfast.membership.interface import JoinRefused, ProtectionChanged
 from holdfast.net.listening import require_descriptors
 from holdfast.numa.affinity import format_ranges
+from holdfast.observe.lifecycle import protection_text
 from holdfast.processes.failures import failure_report
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.processes.keeper.deadline import WorkersDeadline
@@ -136,6 +137,8 @@ class CoordinatedJob:
                 case supervision.CoordinatorLost():
                     self._loss = self._handler.describe_loss(message)
                     events.append(message)
+                case ProtectionChanged(missing):
+                    self._show_protection(missing)
                 case JoinRefused(why):
                     raise RendezvousConnectionError(self._handler.describe_refusal(why))
         self._repeats_notice = self._repeats_notice and self._machine.state is State.JOINING
@@ -376,6 +379,12 @@ class CoordinatedJob:
                 console.notice(f"the job failed: {view.why}")
             case NodeRole.CLOSED if view.outcome is JobOutcome.STOPPED and last is not None:
                 console.notice(view.why)
+
+    def _show_protection(self, missing: str) -> None:
+        if self._shown is not None and self._shown.role is NodeRole.CLOSED:
+            return  # Machines leave because the job is over.
+        self._reporter.protection_changed(missing)
+        (console.warning if missing else console.notice)(f"--ha: {protection_text(missing)}")
 
     def _notice_wait(self, limit_s: float | None, *, has_ended: bool) -> None:
         """Print what this node waits for."""

@@ -193,6 +193,10 @@ class LifecycleReporter:
         if self.observers:
             self.report(lifecycle.RequestCarriedOut(*now(), request, what))
 
+    def protection_changed(self, missing: str) -> None:
+        if self.observers:
+            self.report(lifecycle.ProtectionChanged(*now(), missing))
+
     def generation_stopping(self, generation: int, reason: StopReason) -> None:
         self._stopping = generation
         if self.observers:

@@ -1021,6 +1021,7 @@ KINDS = {
     lifecycle.WorkersFailed: EventKind.WORKERS_FAILED,
     lifecycle.WatchdogEvent: EventKind.WATCHDOG,
     lifecycle.RequestCarriedOut: EventKind.REQUESTED,
+    lifecycle.ProtectionChanged: EventKind.PROTECTION,
 }
 
 
@@ -1051,6 +1052,8 @@ def _is_problem(event: lifecycle.LifecycleEvent) -> bool:
             return event.failed and not event.stopped
         case lifecycle.RunEnded():  # A signal, for example, also raises an error.
             return (event.state or event.cut_short) in (RunEnd.FAILED, RunEnd.ERROR)
+        case lifecycle.ProtectionChanged():
+            return bool(event.missing)
     return isinstance(event, lifecycle.WorkersFailed)
 
 
@@ -1086,6 +1089,8 @@ def text_of(event: lifecycle.LifecycleEvent) -> str:
             return "the workers have their ranks"
         case lifecycle.RequestCarriedOut():
             return event.what
+        case lifecycle.ProtectionChanged():
+            return lifecycle.protection_text(event.missing)
         case lifecycle.WatchdogEvent():
             return f"{event.what} {event.scope}".strip()
     return ""

@@ -54,6 +54,7 @@ from holdfast.core.etcd.cluster import (
     MachineProbed,
     MemberState,
     MemberStopRequested,
+    OpenCluster,
     PortsHeld,
     ProbeMachines,
     ProposalAnswered,
@@ -61,6 +62,7 @@ from holdfast.core.etcd.cluster import (
     ReplaceVoter,
     ReportMajorityLost,
     ReportProgress,
+    ReportProtection,
     RestartEtcd,
     Serving,
     StartAddedEtcd,
@@ -334,6 +336,10 @@ class EtcdMember:
                 self._report_progress(effect)
             case ReportMajorityLost(machines):
                 console.warning(self._majority_lost(machines))
+            case ReportProtection(machines):
+                await self._client.call(Txn((), (self._protection(machines),)), limit_s=START_S)
+            case OpenCluster():
+                self._spawn(self._open())
             case AcceptProposal():
                 pass  # The response to the proposal already contained it.
 
@@ -464,22 +470,31 @@ class EtcdMember:
                 return
 
     async def _served(self, cluster: str) -> None:
-        bootstrap = self._bootstrap
-        if bootstrap is not None:
-            record = ClusterRecord(
-                PROTOCOL_VERSION, self._list.run_id, bootstrap.id, bootstrap.at_ms
-            )
-            first = Compare(RECORD, Field.CREATE, 0)
-            write = Txn((first,), (Put(RECORD, msgspec.json.encode(record)),))
-            while self._process is not None:
-                if not isinstance(await self._client.call(write), Problem):
-                    break
-                await asyncio.sleep(CLAIM_AGAIN_S)
         self._handle(EtcdReady(cluster))
         await self._client.call(Txn((), (Delete(LEAVING + self._entry.name.encode()),)))
         await self._release_claim()
         if self._on_over is not None:
             self._spawn(self._watch_end(self._on_over))
+
+    async def _open(self) -> None:
+        """Write the record for which the nodes wait, unless another member has written it."""
+        bootstrap = self._bootstrap
+        made, at_ms = (
+            (bootstrap.id, bootstrap.at_ms)
+            if bootstrap is not None
+            else (self._machine.cluster, int(time.time() * 1000))
+        )
+        record = ClusterRecord(PROTOCOL_VERSION, self._list.run_id, made, at_ms)
+        first = Compare(RECORD, Field.CREATE, 0)
+        write = Txn((first,), (Put(RECORD, msgspec.json.encode(record)),))
+        while self._process is not None:
+            if not isinstance(await self._client.call(write), Problem):
+                break
+            await asyncio.sleep(CLAIM_AGAIN_S)
+
+    def _protection(self, missing: tuple[str, ...]) -> Put:
+        key = JobKeys(DEFAULT_PREFIX, self._list.run_id).missing_members
+        return Put(key, ", ".join(missing).encode())
 
     def _receive_notice(self, process: EtcdProcess) -> None:
         if process.reported_ready():

@@ -13,6 +13,7 @@ from holdfast.core.etcd.keys import (
     JobRecord,
     NodeRecord,
     get_prefix,
+    missing_members,
     read_leader,
     unpack,
     version_refusal,
@@ -38,8 +39,8 @@ def read_job(
     `EtcdError`.
     """
     keys = JobKeys(prefix, run_id)
-    read = Txn((), (Get(keys.job), Get(keys.leader), get_prefix(keys.nodes)))
-    stored, leader, nodes = client.txn(read).results
+    gets = (Get(keys.job), Get(keys.leader), get_prefix(keys.nodes), Get(keys.missing_members))
+    stored, leader, nodes, missing = client.txn(Txn((), gets)).results
     record = unpack(JobRecord, stored[0].value) if stored else None
     if record is None:
         return None, ""
@@ -52,7 +53,11 @@ def read_job(
         known.phase, known.generation = node.status.phase, node.status.generation
     summary = summary_of(Rounds(job))
     who = read_leader(leader[0].value)[0] if leader else ""
-    return msgspec.structs.replace(summary, history=[job.why] if job.why else []), who
+    return msgspec.structs.replace(
+        summary,
+        history=[job.why] if job.why else [],
+        missing=missing_members(missing[0].value) if missing else "",
+    ), who
 
 
 def read_ports(

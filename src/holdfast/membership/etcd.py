@@ -31,6 +31,7 @@ from holdfast.core.etcd.etcd_session import (
     OpenRequested,
     ReportClosed,
     ReportLeft,
+    ReportMissing,
     ReportOpened,
     SessionEvent,
 )
@@ -49,7 +50,7 @@ from holdfast.etcd.async_client import AsyncEtcdClient
 from holdfast.etcd.generation_stores import GenerationStores
 from holdfast.etcd.job_records import read_job, read_ports
 from holdfast.etcd.sync_client import EtcdClient
-from holdfast.membership.interface import ControlAccess
+from holdfast.membership.interface import ControlAccess, ProtectionChanged
 from holdfast.membership.threaded import ThreadedMembership
 from holdfast.net import listening
 from holdfast.net.agent_port import OFF, AgentPort, ControlCredentials, open_agent_port
@@ -204,6 +205,7 @@ class EtcdMembership(ThreadedMembership):
         session.witness.watched_max = min(WATCHED_MAX, at_most)
         self._client = AsyncEtcdClient(self.etcd)
         self._connector = EtcdConnector(self._client, session, self._lease_s, self._cluster)
+        self._connector.on_missing = lambda machines: self._mailbox.put(ProtectionChanged(machines))
         return self._drive(self._connector, self._timeouts)
 
     async def _close_driver(self, drain_s: float) -> None:
@@ -272,6 +274,7 @@ class EtcdConnector:
         self._session = session
         self._cluster = cluster
         self.suspicion = ""
+        self.on_missing: Callable[[str], None] = lambda _: None
         self._limit_s = lease_s / CALLS_PER_LEASE
         self._loop = asyncio.get_running_loop()
         self._connection: EtcdConnection | None = None
@@ -370,6 +373,8 @@ class EtcdConnector:
                     self._closed(why, permanent=permanent)
                 case ReportLeft():
                     self._left.set()
+                case ReportMissing(machines):
+                    self.on_missing(machines)
                 case ReportUnreadable(key, node, why):
                     whose = f"of the node {node!r} " if node else ""
                     console.warning(

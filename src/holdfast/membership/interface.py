@@ -45,7 +45,14 @@ class JoinRefused(msgspec.Struct, frozen=True):
     """The reason, without the endpoint: the caller adds that."""
 
 
-MembershipEvent = ViewReceived | CoordinatorLost | JoinRefused
+class ProtectionChanged(msgspec.Struct, frozen=True):
+    """With `--ha`: the job does not survive the loss of a machine any more, or does so again."""
+
+    missing: str
+    """The listed machines whose members are missing; empty if the job survives a loss."""
+
+
+MembershipEvent = ViewReceived | CoordinatorLost | JoinRefused | ProtectionChanged
 
 
 class Membership(Protocol):

@@ -43,7 +43,12 @@ from holdfast.core.session import (
 from holdfast.core.supervision import CoordinatorLost, ViewReceived
 from holdfast.errors import UsageError
 from holdfast.membership.coordinator_store import StoreCalls
-from holdfast.membership.interface import JoinRefused, MembershipEvent, random_incarnation
+from holdfast.membership.interface import (
+    JoinRefused,
+    MembershipEvent,
+    ProtectionChanged,
+    random_incarnation,
+)
 from holdfast.membership.loop_heartbeat import LoopHeartbeat, LoopMonitor
 from holdfast.net.deadline_timer import DeadlineTimer
 from holdfast.net.loop_thread import LoopThread
@@ -320,7 +325,8 @@ class ThreadedMembership:
 
 
 class Mailbox:
-    """Holds the newest view of an incarnation and the first few losses until the agent takes them.
+    """Holds the newest view of an incarnation, the newest change of protection, and the first few losses, until the agent
+    takes them.
 
     Its descriptor is readable while it has events, from `open` to `close`.
     """
@@ -332,6 +338,7 @@ class Mailbox:
         self._incarnation = incarnation
         self._lock = threading.Lock()
         self._newest: ViewReceived | None = None
+        self._protection: ProtectionChanged | None = None
         self._losses: list[CoordinatorLost | JoinRefused] = []
         self._eventfd = -1
 
@@ -355,6 +362,8 @@ class Mailbox:
                 if event.view.incarnation != self._incarnation:
                     return
                 self.view, self._newest = event.view, event
+            elif isinstance(event, ProtectionChanged):
+                self._protection = event
             elif len(self._losses) < LOSSES_MAX:
                 self._losses.append(event)
             else:
@@ -385,8 +394,10 @@ class Mailbox:
                 except BlockingIOError:
                     pass
             taken: list[MembershipEvent] = [self._newest] if self._newest is not None else []
+            if self._protection is not None:
+                taken.append(self._protection)
             taken += self._losses
-            self._newest = None
+            self._newest = self._protection = None
             self._losses = []
             return taken
 

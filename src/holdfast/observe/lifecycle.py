@@ -251,6 +251,26 @@ class RequestCarriedOut(LifecycleEvent):
     what: str
 
 
+class ProtectionChanged(LifecycleEvent):
+    """With `--ha`: the job does not survive the loss of a machine any more, or does so again."""
+
+    at: float
+    wall: float
+    missing: str
+    """The listed machines that are not members of the cluster; empty if the job survives a loss."""
+
+
+def protection_text(missing: str) -> str:
+    """Return whether a job survives the loss of a machine, and if not, which machines are missing."""
+    if not missing:
+        return "the job is protected: it survives the loss of any machine"
+    verb = "are not members" if ", " in missing else "is not a member"
+    return (
+        f"the job is not protected: {missing} {verb} of the cluster, so the loss of another listed machine may "
+        "end the job"
+    )
+
+
 class CustomEvent(LifecycleEvent):
     """An `Event` that a subclass of an agent records in addition to those derived from lifecycle events."""
 

@@ -69,6 +69,7 @@ KINDS: dict[type[lifecycle.LifecycleEvent], str] = {
     lifecycle.GenerationStopped: "stopped",
     lifecycle.WorkersFailed: "failures",
     lifecycle.RequestCarriedOut: "request",
+    lifecycle.ProtectionChanged: "protection",
     lifecycle.RunEnded: "end",
 }
 UNRECORDED = ("outcomes",)

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from holdfast.control.history import delays_of, goodput_of, progress_of, state_of
+from holdfast.observe.lifecycle import protection_text
 from holdfast.rendezvous.handler import host_label
 from holdfast.views.terminal_text import TerminalText
 
@@ -169,6 +170,8 @@ def status_text(job: JobSummary, unreached: Sequence[str] = ()) -> str:
     lines += _progress_lines(job)
     if job.why:
         lines.append(f"{'reason' if job.outcome else 'last change'}: {job.why}")
+    if job.missing and not job.outcome:
+        lines.append(protection_text(job.missing))
     rows = [["#", "NODE", "HOST", "STATE", "RANKS", "WORKERS", "STEP", "HEARTBEAT", "RSS"]]
     rows += [_node_row(node, job) for node in sorted(job.nodes, key=_node_order)]
     lines += ["", table(rows).rstrip("\n")]

@@ -313,6 +313,7 @@ class EventKind(Enum):
     WORKERS_FAILED = "workers-failed"
     WATCHDOG = "watchdog"
     REQUESTED = "requested"
+    PROTECTION = "protection"
     CUSTOM = "custom"
 
 
@@ -404,6 +405,8 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Name = ""
     why: Why = ""
     """The reason for the last change."""
+    missing: Why = ""
+    """With `--ha`, the listed machines without whose members the job does not survive a loss."""
 
 
 def summary_of(
@@ -486,6 +489,7 @@ def printable_summary(job: JobSummary) -> JobSummary:
         phase=quoted(job.phase),
         outcome=quoted(job.outcome),
         why=one_line(job.why),
+        missing=one_line(job.missing),
         history=[one_line(line) for line in job.history],
         causes=[one_line(line) for line in job.causes],
         nodes=nodes,

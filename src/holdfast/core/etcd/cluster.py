@@ -42,6 +42,10 @@ exits again soon, the machine backs off, longer each time. After a long backoff,
 has no data of its cluster, so the cluster can never decide again. After `patience_s` it drops its data, too;
 otherwise rule 4 would block the others forever. By then the nodes of the lost cluster have stopped their workers.
 
+**Protection.** A job survives the loss of any machine if one member more than a majority serves. The nodes of the job
+may use a new cluster once every machine of the list that responds is a member, at the latest after `OPEN_S`. From then
+on, the first machine of the list that serves reports which machines are missing whenever the job is not protected.
+
 **Unsafe etcd.** Some versions of etcd can damage their data when they are killed (`keeps_data` is false). Such an etcd
 never restarts with its data: when it exits, the machine drops them and joins by rule 2, like a replaced machine. If a
 majority exits at once, the cluster is lost, as above. Only a list of one machine keeps its data, because no other
@@ -69,6 +73,13 @@ SETTLE_S = 1.0
 each empty machine before it in the list, because that machine proposes first."""
 SERVING_PROBE_INTERVAL_S = 5.0
 """The interval of probes by a member that serves."""
+MISSING_PROBE_INTERVAL_S = 2.0
+"""The same, while a machine of the list does not serve."""
+OPEN_S = 5.0
+"""How long the nodes of a new cluster wait for machines that respond but are not members yet. A machine that joins
+needs one to three seconds."""
+UNPROTECTED_S = 3.0
+"""A shorter loss of protection, such as a restart of etcd, is not reported."""
 PROBE_VALID_S = 3.0
 """How long the result of a probe is used."""
 PROPOSE_S = 5.0
@@ -286,6 +297,16 @@ class ReportMajorityLost(Effect):
     machines: tuple[str, ...]
 
 
+class OpenCluster(Effect):
+    """Let the nodes of the job use the cluster, if they do not yet."""
+
+
+class ReportProtection(Effect):
+    """Inform all nodes which machines are missing, so that the job does not survive a loss; none if it does."""
+
+    missing: tuple[str, ...]
+
+
 MemberEffect = (
     StartProbeServer
     | StopProbeServer
@@ -300,6 +321,8 @@ MemberEffect = (
     | StopEtcd
     | ReportProgress
     | ReportMajorityLost
+    | OpenCluster
+    | ReportProtection
 )
 
 
@@ -343,6 +366,11 @@ class ClusterMember:
         self._failures = 0  # Consecutive exits of etcd.
         self._backoff_s = self._failing_since = 0.0
         self._reported: ReportProgress | ReportMajorityLost | None = None
+        self._is_open = False
+        # Machines that should become members: those that responded, or that bootstrap with this one.
+        self._expected: set[str] = set()
+        self._unprotected_since: float | None = None
+        self._published: tuple[str, ...] | None = None  # The last `ReportProtection`.
         self._began = False
         self.story = Story("cluster", node=machine)
 
@@ -362,6 +390,8 @@ class ClusterMember:
         times = [self._deadline, self._next_probe_at()]
         if self.state is MemberState.DISCOVERING:
             times.append(self._proposal_at())
+        if self.state is MemberState.SERVING and not self._is_open:
+            times.append(self._ready_at + OPEN_S)
         return min((one for one in times if one is not None), default=None)
 
     def check(self) -> None:
@@ -378,6 +408,10 @@ class ClusterMember:
             return self._probed_at + PROBE_INTERVAL_S
         if self.state is MemberState.BACKING_OFF:
             return self._probed_at + PROBE_INTERVAL_S if self.cluster else None
+        if self.state is MemberState.SERVING and not self._is_open:
+            return self._probed_at + PROBE_INTERVAL_S
+        if self.state is MemberState.SERVING and self._unprotected_since is not None:
+            return self._probed_at + MISSING_PROBE_INTERVAL_S
         is_member = self.state in (MemberState.SERVING, MemberState.RESTARTING)
         return self._probed_at + SERVING_PROBE_INTERVAL_S if is_member else None
 
@@ -385,11 +419,13 @@ class ClusterMember:
         match event:
             case MachineProbed(machine, state):
                 self._probed[machine] = _Probed(now, state)
+                if state is not None:
+                    self._expected.add(machine)
                 if self.state is not MemberState.PROPOSING:
                     self._unanswered.discard(machine)
                 if self.state is MemberState.DISCOVERING:
                     return self._decide(now)
-                return self._check_cluster(now)
+                return self._check_cluster(now) + self._protect(now)
             case Tick():
                 return self._tick(now)
             case BootstrapProposed(bootstrap):
@@ -428,7 +464,8 @@ class ClusterMember:
         self.state, self.bootstrap, self.cluster = MemberState.DISCOVERING, None, ""
         self.incarnation = self._draw()
         self._probed, self._majority_since, self._deadline = {}, None, None
-        self._unanswered = set()
+        self._unanswered, self._expected, self._is_open = set(), set(), False
+        self._published = self._unprotected_since = None
         return [StartProbeServer(self.incarnation), *self._probe(now), *self._decide(now)]
 
     def _probe(self, now: float) -> list[MemberEffect]:
@@ -548,10 +585,59 @@ class ClusterMember:
         if self.state not in _STARTING:
             return []
         self.state, self.cluster, self._ready_at = MemberState.SERVING, cluster, now
+        if self.bootstrap is not None:
+            self._expected |= dict(self.bootstrap.roster).keys()
         self._deadline, self.bootstrap, self._reported = None, None, None
         self._unanswered, self._probed, self._majority_since = set(), {}, None
         self._probed_at = now
-        return [ReportProgress(self.state)]
+        self._published = self._unprotected_since = None
+        if self._is_open:
+            return [ReportProgress(self.state)]
+        if self._may_survive_loss:
+            return [ReportProgress(self.state), *self._probe(now)]
+        self._is_open = True
+        return [ReportProgress(self.state), OpenCluster()]
+
+    @property
+    def _may_survive_loss(self) -> bool:
+        """Whether the list has enough machines to survive the loss of one."""
+        return len(self._machines) > 2
+
+    def _protect(self, now: float) -> list[MemberEffect]:
+        """Open the cluster to the nodes, and report whether the job survives the loss of a machine."""
+        if self.state is not MemberState.SERVING or not self._may_survive_loss:
+            return []
+        is_late = not self._is_open and now >= self._ready_at + OPEN_S
+        if self._unanswered and not is_late:
+            return []  # Wait for all probes: a slow machine is not missing.
+        states = {name: one.state for name, one in self._probed.items()}
+        serving = [
+            name
+            for name in self._machines
+            if name == self._machine
+            or (isinstance(one := states.get(name), Serving) and one.cluster == self.cluster)
+        ]
+        opens = False
+        if not self._is_open:
+            if self._expected - {*serving} and not is_late:
+                return []
+            self._is_open = opens = True
+        missing: tuple[str, ...] = ()
+        if len(serving) - 1 < majority(len(self._machines)):
+            missing = tuple(name for name in self._machines if name not in serving)
+        if not missing:
+            self._unprotected_since = None
+        elif self._unprotected_since is None:
+            self._unprotected_since = now
+        effects: list[MemberEffect] = []
+        since = self._unprotected_since
+        is_due = opens or since is None or now - since >= UNPROTECTED_S
+        if serving[0] != self._machine:
+            self._published = None  # Another member reports.
+        elif is_due and missing != self._published:
+            self._published = missing
+            effects.append(ReportProtection(missing))
+        return [*effects, OpenCluster()] if opens else effects
 
     def _check_cluster(self, now: float) -> list[MemberEffect]:
         """Give the cluster up if a majority of the list has had no data of it for `patience_s`."""
@@ -610,6 +696,8 @@ class ClusterMember:
         effects: list[MemberEffect] = []
         if self.state is MemberState.DISCOVERING:
             effects += self._decide(now)
+        elif not self._is_open:
+            effects += self._protect(now)
         at = self._next_probe_at()
         return effects + (self._probe(now) if at is not None and now >= at else [])
 

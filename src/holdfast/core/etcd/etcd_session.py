@@ -77,6 +77,7 @@ from holdfast.core.etcd.keys import (
     Presence,
     UnreadableKeys,
     get_prefix,
+    missing_members,
     pack,
     read_record,
     roll_call_number,
@@ -183,8 +184,21 @@ class ReportLeft(Effect):
     """Report to the node that etcd no longer has its keys."""
 
 
+class ReportMissing(Effect):
+    """Report to the node which machines of `--ha` are missing, so that the job does not survive a loss."""
+
+    machines: str
+    """Their names; empty if the job survives a loss."""
+
+
 SessionEffect = (
-    EtcdEffect | ReportOpened | ReportClosed | DeliverMessage | ReportLeft | PresenceEffect
+    EtcdEffect
+    | ReportOpened
+    | ReportClosed
+    | DeliverMessage
+    | ReportLeft
+    | ReportMissing
+    | PresenceEffect
 )
 
 
@@ -297,6 +311,7 @@ class EtcdSession:
         self._key_revision = 0
         self._refused: Status | None = None  # The next session first stores this status.
         self._roll_call = 0
+        self._missing = ""
         self._answer_due = False
         self._leave_requested = False
         self._unreadable = UnreadableKeys(self.keys)
@@ -468,6 +483,8 @@ class EtcdSession:
                 leader = one
             elif one.key == self.keys.roll_call:
                 self._note_roll_call(one.value)
+            elif one.key == self.keys.missing_members:
+                effects += self._note_missing(one.value)
         self.leadership.election.presence = self._own_presence()
         effects += self._leadership_effects(now, SessionUp(self._lease, leader))
         if not self.is_up:
@@ -690,7 +707,16 @@ class EtcdSession:
             elif change.key == self.keys.roll_call and change.value is not None:
                 self._note_roll_call(change.value)
                 effects += self._store_next()
+            elif change.key == self.keys.missing_members and change.value is not None:
+                effects += self._note_missing(change.value)
         return effects
+
+    def _note_missing(self, value: bytes) -> list[SessionEffect]:
+        missing = missing_members(value)
+        if missing == self._missing:
+            return []
+        self._missing = missing
+        return [ReportMissing(missing)]
 
     def _note_roll_call(self, value: bytes) -> None:
         number = roll_call_number(value)

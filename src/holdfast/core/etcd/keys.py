@@ -4,6 +4,7 @@
 
     PREFIX/RUN_ID/shared/leader              the leader's version, name, lease and presence, on that lease
     PREFIX/RUN_ID/shared/call                the number of the last roll call
+    PREFIX/RUN_ID/shared/missing             with `--ha`, the machines without which the job does not survive a loss
     PREFIX/RUN_ID/job                        the job as the leader stored it
     PREFIX/RUN_ID/nodes/NODE/INCARNATION     a node's status, on its lease
     PREFIX/RUN_ID/views/NODE/INCARNATION     the leader's view for that node
@@ -37,7 +38,7 @@ from holdfast.core.protocol import (
 )
 from holdfast.core.rounds import Job, sanitized_job
 from holdfast.defaults import PROTOCOL_VERSION, SAME_VERSION
-from holdfast.printable import quoted
+from holdfast.printable import one_line, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +56,7 @@ PRESENCE_ID_CHARS = 32
 RollCallNumber = Annotated[int, Meta(ge=0, lt=10**ROLL_CALL_DIGITS_MAX)]
 Lease = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 T = TypeVar("T")
+MISSING_CHARS_MAX = 500
 
 
 class Presence(msgspec.Struct, frozen=True):
@@ -95,6 +97,7 @@ class JobKeys:
         self.shared = self.root + b"shared/"
         self.leader = self.shared + b"leader"
         self.roll_call = self.shared + b"call"
+        self.missing_members = self.shared + b"missing"
         self.job = self.root + b"job"
         self.nodes = self.root + b"nodes/"
         self.views = self.root + b"views/"
@@ -120,6 +123,11 @@ class JobKeys:
             return unquote(node.decode()), int(incarnation, 16)
         except ValueError:
             return None
+
+
+def missing_members(value: bytes) -> str:
+    """Return the stored names of missing machines, printable."""
+    return one_line(value.decode(errors="replace"), MISSING_CHARS_MAX)
 
 
 def _name(node: str, incarnation: int) -> bytes:

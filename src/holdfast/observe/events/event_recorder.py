@@ -72,6 +72,10 @@ class EventRecorder:
                 inner = self._inner() | {"request": event.request, "requested": event.what}
                 metadata = self._metadata("RUNNING", inner)
                 self._record(_event("holdfast.request", EventSource.AGENT, event.wall, metadata))
+            case lifecycle.ProtectionChanged():
+                inner = self._inner() | {"missing": event.missing}
+                metadata = self._metadata("RUNNING", inner)
+                self._record(_event("holdfast.protection", EventSource.AGENT, event.wall, metadata))
             case lifecycle.CustomEvent(event=Event() as custom):
                 self._record(custom)
 
