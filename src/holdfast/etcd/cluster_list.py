@@ -42,6 +42,8 @@ OWN_HOSTS = (LOCALHOST, "127.0.0.1", "::1")
 PORT_MAX = 65_534  # The members use the next port.
 RECORD = b"/holdfast/cluster"
 """The key of the cluster's own record, which names its job."""
+OPEN = b"/holdfast/open"
+"""Nodes of the job use the cluster once it has this key."""
 CLAIM = b"/holdfast/claim"
 LEAVING = b"/holdfast/leaving/"
 

@@ -83,6 +83,7 @@ from holdfast.etcd.cluster_list import (
     CLAIM,
     FLAG,
     LEAVING,
+    OPEN,
     RECORD,
     Certificates,
     ClusterRecord,
@@ -470,6 +471,17 @@ class EtcdMember:
                 return
 
     async def _served(self, cluster: str) -> None:
+        bootstrap = self._bootstrap
+        if bootstrap is not None:
+            record = ClusterRecord(
+                PROTOCOL_VERSION, self._list.run_id, bootstrap.id, bootstrap.at_ms
+            )
+            first = Compare(RECORD, Field.CREATE, 0)
+            write = Txn((first,), (Put(RECORD, msgspec.json.encode(record)),))
+            while self._process is not None:
+                if not isinstance(await self._client.call(write), Problem):
+                    break
+                await asyncio.sleep(CLAIM_AGAIN_S)
         self._handle(EtcdReady(cluster))
         await self._client.call(Txn((), (Delete(LEAVING + self._entry.name.encode()),)))
         await self._release_claim()
@@ -477,16 +489,8 @@ class EtcdMember:
             self._spawn(self._watch_end(self._on_over))
 
     async def _open(self) -> None:
-        """Write the record for which the nodes wait, unless another member has written it."""
-        bootstrap = self._bootstrap
-        made, at_ms = (
-            (bootstrap.id, bootstrap.at_ms)
-            if bootstrap is not None
-            else (self._machine.cluster, int(time.time() * 1000))
-        )
-        record = ClusterRecord(PROTOCOL_VERSION, self._list.run_id, made, at_ms)
-        first = Compare(RECORD, Field.CREATE, 0)
-        write = Txn((first,), (Put(RECORD, msgspec.json.encode(record)),))
+        """Write the key for which the nodes wait."""
+        write = Txn((Compare(OPEN, Field.CREATE, 0),), (Put(OPEN, b""),))
         while self._process is not None:
             if not isinstance(await self._client.call(write), Problem):
                 break

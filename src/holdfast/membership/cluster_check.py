@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.coordinator.connections import ConnectFailed
 from holdfast.core.etcd.calls import Get, Problem, ProblemKind, Txn, TxnDone
-from holdfast.etcd.cluster_list import RECORD, read_record
+from holdfast.etcd.cluster_list import OPEN, RECORD, read_record
 
 if TYPE_CHECKING:
     from holdfast.core.etcd.calls import Answer
@@ -38,9 +38,9 @@ class ClusterCheck:
             permanent = answer.kind in (ProblemKind.DENIED, ProblemKind.REFUSED)
             raise ConnectFailed(etcd.describe(answer.why), permanent=permanent)
         assert isinstance(answer, TxnDone)
-        found = answer.results[0]
-        if not found:
-            raise ConnectFailed("the cluster has just started and has no record yet")
+        found, opened = answer.results
+        if not found or not opened:
+            raise ConnectFailed("the cluster has just started, and waits for its other members")
         try:
             record = read_record(found[0].value)
         except ValueError as problem:
@@ -58,12 +58,12 @@ class ClusterCheck:
 
 
 async def _read(etcd: AsyncEtcdClient, limit_s: float) -> Answer:
-    """Read the record of the cluster, which a member writes as soon as the cluster has started."""
+    """Read the record of the cluster. A member writes it and, a little later, opens the cluster to the nodes."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + limit_s
     while True:
-        answer = await etcd.call(Txn((), (Get(RECORD),)), limit_s=limit_s)
-        found = not isinstance(answer, TxnDone) or answer.results[0]
+        answer = await etcd.call(Txn((), (Get(RECORD), Get(OPEN))), limit_s=limit_s)
+        found = not isinstance(answer, TxnDone) or all(answer.results)
         if found or loop.time() > deadline:
             return answer
         await asyncio.sleep(READ_AGAIN_S)
