@@ -270,10 +270,10 @@ def test_signals_during_the_cleanup_change_nothing(tmp_path: Path) -> None:
     temporary.mkdir()
     meddling = """
         remove = os.rmdir
-        def rmdir(path):
-            if path.startswith(("/dev/shm/", os.environ["TMPDIR"])):
+        def rmdir(path, *, dir_fd=None):
+            if dir_fd is not None or path.startswith(("/dev/shm/", os.environ["TMPDIR"])):
                 os.kill(os.getpid(), signal.SIGHUP)
-            remove(path)
+            remove(path, dir_fd=dir_fd)
         os.rmdir = rmdir
     """
     script = "\n    send(os.environ['HOLDFAST_WORKER_PAGE']); forever()\n"

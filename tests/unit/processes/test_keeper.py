@@ -621,6 +621,22 @@ def test_deadline_grants_no_extra_time_to_an_agent_that_waits(kept: Kept) -> Non
         deadline.close()
 
 
+def test_keeper_that_gets_a_new_timer_as_the_old_one_expires_continues(kept: Kept) -> None:
+    deadline = WorkersDeadline()
+    deadline.begin()
+    try:
+        kept.keeper.watch(deadline.timer_fds)
+        kept.python(0, "")
+        assert kept.outcome() == (0, None)
+        os.kill(kept.keeper.pid, signal.SIGSTOP)
+        deadline.renew(time.monotonic(), 0.0)
+        kept.keeper.watch(deadline.timer_fds)
+        os.kill(kept.keeper.pid, signal.SIGCONT)
+        kept.until(Expired)
+    finally:
+        deadline.close()
+
+
 def test_port_is_held_until_the_workers_exit(kept: Kept) -> None:
     deadline = WorkersDeadline()
     deadline.begin()

@@ -287,6 +287,8 @@ class KeeperProgram:
                 if fd in self.deadline_fds:
                     self.expire(fd)
                     continue
+                if fd != self.control.fileno():
+                    continue  # A timer that the last request has replaced.
                 if events & select.POLLOUT:
                     self.send()
                 if events & ~select.POLLOUT and not self.receive():
