@@ -74,8 +74,8 @@ the failure. SCRIPT gets all arguments that follow it, unchanged."""
 EPILOG = """\
 Flags can be written with - or _ (--max-restarts, --max_restarts), and abbreviated
 as long as they stay unambiguous. The variable PET_<FLAG>, such as
-PET_MAX_RESTARTS, sets a default (except for --dry-run, --json, --logs-specs and
---numa-binding).
+PET_MAX_RESTARTS, sets a default (except for --dry-run, --json, --logs-specs,
+--numa-binding and --print-completion).
 
 Exit codes: 0 if every worker succeeded; otherwise the code of the worker that
 failed first on any node, or 128+N if signal N ended it or this command; 2 for an
