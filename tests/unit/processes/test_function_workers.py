@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import resource
@@ -175,6 +176,24 @@ def test_worker_that_has_returned_stays_until_all_have(callers: Callers) -> None
     assert result.return_values == {0: True, 1: True}
     for one in ends:
         one.close()
+
+
+def test_worker_waits_for_native_threads_before_it_exits() -> None:
+    """Like a thread of gloo that needs the interpreter once more, to release a tensor."""
+    has_run = []
+
+    def run(_: object) -> None:
+        for _ in range(1000):
+            pass
+        has_run.append(True)
+
+    native_run = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(run)
+    thread = ctypes.c_ulong()
+    library = ctypes.CDLL(None)
+    assert library.pthread_create(ctypes.byref(thread), None, native_run, None) == 0
+    function_child.await_native_threads()
+    assert has_run
+    library.pthread_join(thread, None)
 
 
 def test_failure_stops_a_worker_that_has_returned(callers: Callers) -> None:

@@ -23,6 +23,8 @@ import os
 import pickle
 import signal
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING
 
 from holdfast.errors import UsageError
@@ -45,6 +47,12 @@ ARGUMENTS_FD = 7  # The first of the descriptors that the arguments need.
 # The largest return value, in bytes of its pickle. The agent holds the values of all its workers at
 # once; use a file or shared memory for larger data.
 RESULT_BYTES_MAX = 256 << 20
+
+
+# How long a worker waits for its native threads, the time between two checks, and how many must find all idle.
+NATIVE_THREADS_S_MAX = 2.0
+IDLE_CHECK_S = 0.001
+IDLE_CHECKS = 3
 
 
 class PassedFd:
@@ -172,9 +180,7 @@ def call_and_return(
 def await_peers(fd: int) -> None:
     """Wait until all workers of this node have returned, as in TorchElastic.
 
-    Until then, a worker may serve its peers, for example with a store. The wait also gives native threads
-    time to finish: if a thread of PyTorch's gloo releases its last tensor after the interpreter has begun to
-    exit, the process aborts.
+    Until then, a worker may serve its peers, for example with a store.
     """
     try:
         os.write(fd, b"r")
@@ -183,6 +189,31 @@ def await_peers(fd: int) -> None:
         pass  # The agent has exited, or the function has closed the descriptor.
     else:
         os.close(fd)
+
+
+def await_native_threads() -> None:
+    """Wait until the threads that Python does not know have nothing to do, with a limit.
+
+    If such a thread needs the interpreter after that has begun to exit, the process may abort. A thread of
+    PyTorch's gloo does, if it releases the last tensor of a collective too late.
+    """
+    deadline, idle = time.monotonic() + NATIVE_THREADS_S_MAX, 0
+    # A thread that waits for the interpreter looks idle while this one has it, but hardly several times.
+    while idle < IDLE_CHECKS and time.monotonic() < deadline:
+        states = [_state_of(thread) for thread in os.listdir("/proc/self/task")]
+        if len(states) <= threading.active_count():
+            return
+        # This thread is running too.
+        idle = idle + 1 if sum(state in ("R", "D") for state in states) <= 1 else 0
+        time.sleep(IDLE_CHECK_S)
+
+
+def _state_of(thread: str) -> str:
+    try:
+        with open(f"/proc/self/task/{thread}/stat", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""  # It has ended.
 
 
 def pack_value(value: object, name: str) -> bytes:
@@ -260,8 +291,6 @@ def _finalize_interpreter() -> None:
     It joins threads, then runs exit handlers (`multiprocessing` flushes its queues in one), then
     flushes everything that they have written.
     """
-    import threading
-
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     _flush_streams()
@@ -304,6 +333,8 @@ def main() -> None:
     except SignalException as stop:
         _finalize_interpreter()
         die_of(stop.sigval)
+    finally:
+        await_native_threads()  # A forked worker needs no such wait: its interpreter does not exit.
 
 
 def _show_without_own_frames(kind: type[BaseException], error: BaseException, tb: Any) -> None:
