@@ -367,8 +367,7 @@ class CoordinatedJob:
                 console.warning(f"fenced: {view.why}; stopping the workers and rejoining")
             case NodeRole.WAITING if was_member:
                 console.notice(
-                    f"the round is broken ({view.why}): waiting for nodes, {view.present} of "
-                    f"{view.needed} joined"
+                    f"the round is broken ({view.why}): waiting for nodes, {_joined_text(view)}"
                 )
             case NodeRole.CLOSED if view.outcome is JobOutcome.SUCCEEDED and last is not None:
                 never_ran = self._machine.generation < 0
@@ -413,7 +412,7 @@ class CoordinatedJob:
         if view.wait_reason:
             self._wait_notice = view.wait_reason  # It was printed when the view arrived.
             return
-        joined = f"{view.present} of {view.needed} joined"
+        joined = _joined_text(view)
         more = f" ({view.why})" if view.present >= view.needed and view.why else ""
         self._notice_once(f"waiting for nodes at {self._handler.endpoint}: {joined}{more}")
 
@@ -421,6 +420,12 @@ class CoordinatedJob:
         if text != self._wait_notice:
             self._wait_notice = text
             console.notice(text)
+
+
+def _joined_text(view: View) -> str:
+    if view.present > view.needed:
+        return f"{view.present} joined, {view.needed} needed"
+    return f"{view.present} of {view.needed} joined"
 
 
 def _members_text(view: View) -> str:

@@ -24,6 +24,7 @@ from holdfast.agent.preimports import load
 from holdfast.agent.spec import RunResult, Worker, WorkerState
 from holdfast.core import supervision
 from holdfast.core.values import Value
+from holdfast.net.runtime_dir import remove_dead_sockets
 from holdfast.numa import visible_devices
 from holdfast.processes.keeper import keeper_client
 from holdfast.processes.keeper.keeper_client import Keeper
@@ -336,15 +337,18 @@ class WorkerProcesses:
     def start_deferred_services(self) -> None:
         if self.context is not None:
             self.context.follow_output()
+        # A slow file system must not delay the agent.
+        cleaner = threading.Thread(target=self._clean, name="holdfast-clean", daemon=True)
+        try:
+            cleaner.start()
+        except RuntimeError:
+            pass  # The system has no thread left; a later agent cleans up.
+
+    def _clean(self) -> None:
+        """Remove what agents left behind that were killed."""
+        remove_dead_sockets()
         if getattr(self.settings.logs_specs, "is_kept_only_on_failure", False):
-            # A slow file system must not delay the agent.
-            cleaner = threading.Thread(
-                target=specs.remove_abandoned_directories, name="holdfast-clean", daemon=True
-            )
-            try:
-                cleaner.start()
-            except RuntimeError:
-                pass  # The system has no thread left; a later agent cleans up.
+            specs.remove_abandoned_directories()
 
     def release(self) -> None:
         """Release the descriptors of the last generation."""

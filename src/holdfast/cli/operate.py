@@ -29,14 +29,16 @@ from holdfast.control.discovery import (
 from holdfast.control.job_client import (
     ControlProblem,
     JobNotFound,
+    JobOver,
     JobUnreachable,
+    RequestRefused,
     check_same_job,
     end_shown_by,
 )
 from holdfast.control.job_logs import follow_logs, parse_ranks
 from holdfast.control.name_matching import match_node
 from holdfast.core.limits import GRACE_S_MAX, REQUEST_WHY_CHARS_MAX
-from holdfast.core.requests import Action
+from holdfast.core.requests import Action, RequestRefusal
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.rendezvous.rdzv_conf import parse_text
 from holdfast.views import tables
@@ -378,11 +380,36 @@ async def request(args: argparse.Namespace) -> None:
         raise UsageError(
             f"--grace: {grace_s:g} seconds is out of range; accepted: 0 to {GRACE_S_MAX:g}"
         )
+    action = Action(args.command)
+    if action is not Action.STOP:
+        await _submit(args, action, grace_s)
+        return
+    try:
+        try:
+            await _submit(args, action, grace_s)
+        except JobUnreachable:  # Somebody else may have stopped the job meanwhile.
+            await _submit_stop_again(args, grace_s)
+    except RequestRefused as problem:
+        if problem.refusal != RequestRefusal.OVER.value:
+            raise
+        print_text(f"job {args.rdzv_id!r}: {problem}\n")
+    except JobOver as problem:
+        print_text(f"job {args.rdzv_id!r}: {problem}\n")
+
+
+async def _submit_stop_again(args: argparse.Namespace, grace_s: float) -> None:
+    try:
+        await _submit(args, Action.STOP, grace_s)
+    except JobNotFound:
+        print_text(f"job {args.rdzv_id!r}: the job has ended\n")
+
+
+async def _submit(args: argparse.Namespace, action: Action, grace_s: float) -> None:
     async with await connect(args) as client:
+        args.rdzv_id = client.run_id
         node = getattr(args, "node", "")
         if node:
             node = await _node_named(client, node)
-        action = Action(args.command)
         unchanged = await client.request(action, node=node, why=args.reason, grace_s=grace_s)
         what = unchanged or f"{args.command} {node}".strip() + " accepted"
         print_text(f"job {client.run_id!r}: {what}\n")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import socket
 from contextlib import contextmanager
 from glob import escape, glob
 from typing import TYPE_CHECKING, TypeVar
@@ -47,7 +46,7 @@ from holdfast.etcd.sync_client import EtcdClient, EtcdError
 from holdfast.membership.backend import ports_of
 from holdfast.net.agent_port import ControlCredentials, explicit_token
 from holdfast.net.endpoints import parse_rendezvous_endpoint
-from holdfast.net.runtime_dir import agent_sockets, pid_of, version_of
+from holdfast.net.runtime_dir import agent_sockets, pid_of, remove_if_dead, version_of
 from holdfast.net.token import choose_token
 from holdfast.printable import one_line
 from holdfast.rendezvous import rdzv_conf
@@ -235,7 +234,7 @@ async def _local_job(path: str, on_problem: Callable[[str], None]) -> LocalJob |
     try:
         connection = await open_socket(path, "")
     except ControlProblem:
-        _remove_if_dead(path)
+        remove_if_dead(path)
         return None
     try:
         if version_of(path) != str(PROTOCOL_VERSION):
@@ -250,20 +249,6 @@ async def _local_job(path: str, on_problem: Callable[[str], None]) -> LocalJob |
         return None
     finally:
         connection.close()
-
-
-def _remove_if_dead(path: str) -> None:
-    with socket.socket(socket.AF_UNIX) as trial:
-        trial.settimeout(CONNECT_S)
-        try:
-            trial.connect(path)
-        except ConnectionRefusedError:
-            try:
-                os.unlink(path)
-            except OSError:
-                pass  # Another process was quicker.
-        except OSError:
-            pass
 
 
 # Without a coordinator.

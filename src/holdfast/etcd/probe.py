@@ -114,6 +114,8 @@ class ProbeServer:
                 await writer.drain()
         except (OSError, TimeoutError, ValueError, h11.ProtocolError, asyncio.IncompleteReadError):
             pass  # The peer does not speak HTTP, or disconnected.
+        except asyncio.CancelledError:
+            pass  # By `close`. asyncio prints an error about a task of a server that ends cancelled.
         finally:
             self._requests.discard(task)
             writer.close()

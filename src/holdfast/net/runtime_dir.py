@@ -10,13 +10,19 @@ Connections to these sockets have no handshake. The name of a socket contains th
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import time
 
 from holdfast.defaults import PROTOCOL_VERSION
 
 BASE_ENV = "HOLDFAST_RUNTIME_DIR"
 BASE = "/tmp"  # noqa: S108 (the folder in it is checked before use)
 SUFFIX = ".sock"
+CONNECT_S = 3.0
+NEW_S = 10.0
+"""A socket younger than this may not listen yet."""
 PATH_BYTES_MAX = 107  # The kernel's limit is 108, with the zero byte at the end.
 
 
@@ -84,3 +90,26 @@ def agent_sockets() -> list[str]:
         for name in sorted(os.listdir(folder))
         if name.endswith(SUFFIX)
     ]
+
+
+def remove_if_dead(path: str) -> None:
+    """Remove the socket of an agent that was killed."""
+    with socket.socket(socket.AF_UNIX) as trial:
+        trial.settimeout(CONNECT_S)
+        try:
+            trial.connect(path)
+        except ConnectionRefusedError:
+            with contextlib.suppress(OSError):  # Another process was quicker.
+                os.unlink(path)
+        except OSError:
+            pass
+
+
+def remove_dead_sockets() -> None:
+    """Remove the sockets of all killed agents. It connects to no agent that runs among this process's processes."""
+    with contextlib.suppress(OSError):
+        for path in agent_sockets():
+            # The agent may run in another container that shares the folder.
+            is_known = os.path.exists(f"/proc/{pid_of(path)}")
+            if not is_known and time.time() - os.lstat(path).st_mtime > NEW_S:
+                remove_if_dead(path)

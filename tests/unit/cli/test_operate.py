@@ -14,9 +14,18 @@ from holdfast.cli import main, operate
 from holdfast.cli.commands import COMMANDS
 from holdfast.cli.completion_command import flags_of_commands, for_tcsh, script_for
 from holdfast.control.discovery import AgentDirectory, JobChoice, find_job
+from holdfast.control.job_client import (
+    ControlProblem,
+    JobClient,
+    JobNotFound,
+    JobOver,
+    JobUnreachable,
+    RequestRefused,
+)
 from holdfast.control.job_logs import parse_ranks
 from holdfast.control.stack_groups import grouped, innermost_frame
 from holdfast.core.phases import JobOutcome
+from holdfast.core.requests import RequestRefusal
 from holdfast.core.rounds import Job, JobPhase
 from holdfast.core.shared_state import encode
 from holdfast.defaults import SHELLS
@@ -47,6 +56,45 @@ def test_parse_ranks_rejects_everything_else(text: str) -> None:
 def test_stop_rejects_an_invalid_grace(grace: str) -> None:
     with pytest.raises(UsageError, match="--grace"):
         operate.request(operate.build_parser("stop").parse_args(["--grace", grace]))
+
+
+OVER = RequestRefused("the job is about to end", RequestRefusal.OVER.value)
+GONE = JobUnreachable("connection reset")
+
+
+@pytest.mark.parametrize(
+    ("problems", "shown"),
+    [
+        ([OVER], "job 'j': the job is about to end"),
+        ([JobOver("the job is over: stopped", "stopped", "")], "job 'j': the job is over: stopped"),
+        ([GONE, OVER], "job 'j': the job is about to end"),
+        ([GONE, JobNotFound("no such job")], "job 'j': the job has ended"),
+    ],
+)
+def test_stop_of_a_job_that_another_stop_ends_succeeds(
+    problems: list[ControlProblem],
+    shown: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    waiting = [*problems]
+
+    async def connect(_: object) -> JobClient:
+        raise waiting.pop(0)
+
+    monkeypatch.setattr(operate, "connect", connect)
+    operate.request(operate.build_parser("stop").parse_args(["--rdzv-id", "j"]))
+    assert capsys.readouterr().out == f"{shown}\n"
+    assert not waiting
+
+
+def test_stop_of_an_unreachable_job_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connect(_: object) -> JobClient:
+        raise GONE
+
+    monkeypatch.setattr(operate, "connect", connect)
+    with pytest.raises(JobUnreachable):
+        operate.request(operate.build_parser("stop").parse_args(["--rdzv-id", "j"]))
 
 
 @pytest.mark.parametrize(

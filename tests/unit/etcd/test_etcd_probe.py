@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+import holdfast.etcd.probe
 from holdfast.core.etcd.cluster import Bootstrap, NoData, Serving
 from holdfast.defaults import PROTOCOL_VERSION
 from holdfast.etcd.cluster_list import RECORD, ClusterRecord
@@ -162,3 +163,25 @@ async def test_server_survives_invalid_requests(sent: bytes) -> None:
         await asyncio.to_thread(probe, port)
         view = await probe_member(LOCAL, port, PROBE, tls=None, limit_s=10)
     assert view.state == NoData(7)
+
+
+@in_loop
+async def test_closing_with_a_silent_client_reports_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(holdfast.etcd.probe, "TIMEOUT_S", 0.01)
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: errors.append(about))
+    async with probe_server() as port:
+        reader, writer = await asyncio.open_connection(LOCAL, port)
+        writer.write(b"POST ")  # And no more.
+        while not await _is_served(port):
+            pass
+    assert await reader.read() == b""
+    writer.close()
+    assert errors == []
+
+
+async def _is_served(port: int) -> bool:
+    """Connect after the earlier connection: once this one is served, that one is, too."""
+    return (await probe_member(LOCAL, port, PROBE, tls=None, limit_s=10)).state is not None
