@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
     from types import FrameType
     from typing import Self
 
@@ -21,6 +23,7 @@ DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 SIGNALS_ENV = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 PENDING_MAX = 64
+AGAIN_S = 0.05  # Until a signal is sent again; by then Python has left the hook, where it ignores exceptions too.
 # If a signal has two names, the usual one is first.
 NAMES: dict[str, int] = {
     name: int(number)
@@ -106,6 +109,9 @@ class SignalWatch:
     Outside the main thread Python cannot handle signals. Then the watch stays empty, and the calling
     program handles the signals. A signal that is ignored when the watch begins stays ignored, as
     `nohup` requires.
+
+    Python ignores an exception that is raised while it runs `__del__` or a callback of a weak reference. If a
+    signal that raises arrives just then, it is sent again.
     """
 
     # For the main thread of this process: how many watches are entered, and whether any ever was.
@@ -133,11 +139,13 @@ class SignalWatch:
                 self._previous[one] = signal.signal(one, self._note)
         SignalWatch.entered += 1
         SignalWatch.was_entered = True
+        self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._previous_wakeup is not None:
             SignalWatch.entered -= 1
+            sys.unraisablehook = self._hook
             signal.set_wakeup_fd(self._previous_wakeup)
             self._previous_wakeup = None
             for one, handler in self._previous.items():
@@ -185,6 +193,17 @@ class SignalWatch:
     def _raise(self, one: int) -> None:
         self.raises = False  # Once: the cleanup that follows must not be interrupted.
         raise SignalException(f"agent {os.getpid()} received {describe_signal(one)}", one)
+
+    def _unraisable(self, ignored: UnraisableHookArgs) -> None:
+        if not isinstance(ignored.exc_value, SignalException):
+            self._hook(ignored)
+            return
+        import threading
+
+        self.raises = True
+        number = int(ignored.exc_value.sigval)
+        # Later: here Python would ignore the exception again.
+        threading.Timer(AGAIN_S, os.kill, (os.getpid(), number)).start()
 
 
 class RaiseOnSignal:

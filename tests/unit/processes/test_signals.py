@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import select
 import signal
+import sys
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -150,3 +152,21 @@ def test_only_one_signal_raises() -> None:
             be_interrupted(watch)
         assert caught.value.sigval is USR1
         assert taken(watch) == [USR2]
+
+
+def test_signal_whose_exception_python_ignored_raises_again() -> None:
+    class Thing:
+        pass
+
+    def wait(watch: SignalWatch) -> None:
+        with watch.raising():
+            things.clear()
+            threading.Event().wait(60)
+
+    things = [Thing()]
+    reference = weakref.ref(things[0], lambda _: send(USR1))
+    hook = sys.unraisablehook
+    with SignalWatch(TAKEN) as watch, pytest.raises(SignalException):
+        wait(watch)
+    assert reference() is None
+    assert sys.unraisablehook is hook

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import UsageError
 from holdfast.processes.signals import (
+    AGAIN_S,
     DEFAULT_SIGNALS,
     SIGNALS_ENV,
     SignalException,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 # How long the main thread may be in a native call before the signal ends the process.
 NATIVE_CALL_S_MAX = 2.0
-AGAIN_S = 0.05  # Until a signal is sent again; by then Python has left the hook, where it ignores exceptions too.
 AGAIN = 128  # Added to the number of a signal in the pipe.
 
 
