@@ -7,6 +7,7 @@ Every worker reports its start through one named pipe; nothing here sleeps in th
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -373,12 +374,19 @@ def check_agreement(starts: dict[int, Start]) -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that is free now; the agent that binds it coordinates."""
+    """Return a port that is free now; the agent that binds it coordinates.
+
+    It is not one that the kernel gives to other programs, which could take it meanwhile.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket(family) as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
 
 
 @contextmanager
